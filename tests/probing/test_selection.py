@@ -5,7 +5,9 @@ import numpy.typing as npt
 import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from vitascope.data.average_precision import mean_average_precision, paired_difference
 from vitascope.data.folds import Division
+from vitascope.data.measures import drop_interval, mcnemar
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
 from vitascope.probing import selection
@@ -16,8 +18,6 @@ from vitascope.probing.selection import (
     out_of_fold,
     select,
 )
-from vitascope.run.average_precision import mean_average_precision, paired_difference
-from vitascope.run.measures import drop_interval, mcnemar
 
 ORDER = drawn(0)
 TRAIN, TEST = ORDER[:200], ORDER[200:500]

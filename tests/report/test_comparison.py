@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import binomtest
 
 from tests.report.runs import IMAGES, LABELLED, write_label_run, write_run
+from vitascope.data.average_precision import mean_average_precision, paired_difference
+from vitascope.data.label_measures import LabelScore
 from vitascope.errors import UserError
 from vitascope.report.comparison import RunComparison
-from vitascope.run.average_precision import mean_average_precision, paired_difference
-from vitascope.run.label_measures import LabelScore
 from vitascope.run.run import Run
 
 

@@ -19,12 +19,12 @@ from tests.report.runs import write_run
 from tests.training import tiny_config, write_folder
 from vitascope import explain
 from vitascope.cli import main
+from vitascope.data.measures import surest
 from vitascope.data.split_record import SplitRecord
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.report import classification, internals, overview, thumbnails, write
 from vitascope.report.write import write_report
-from vitascope.run.measures import surest
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.weights.loading import save_pretrained

@@ -14,6 +14,7 @@ from tests.training import signalled, tiny_config, undrawn
 from tests.training.test_several_labels import CLASSES, write_table
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
+from vitascope.data.label_measures import best_thresholds, label_score
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassSets, targets_from_json
@@ -23,7 +24,6 @@ from vitascope.evaluation.calibration import Temperature
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.predict.runtimes import open_engine
 from vitascope.probing.probe import probe
-from vitascope.run.label_measures import best_thresholds, label_score
 from vitascope.run.run import Run
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import resume, train

@@ -43,7 +43,7 @@ from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.result_formats import csv_text
 from vitascope.probing.classifiers import Features
-from vitascope.probing.label_errors import Probabilities, self_confidence
+from vitascope.probing.label_errors import Probabilities
 from vitascope.run.run import Run
 from vitascope.storage import check_new_folder, explaining_failure, new_folder, replacing
 from vitascope.weights.loading import from_pretrained
@@ -332,7 +332,7 @@ def _of_labels(
     except UserError as error:
         notes.append(f"no check of labels: {error}")
         return [], [], None, wrong
-    wrong[rows] = 1 - self_confidence(known.targets, probabilities).min(axis=1)
+    wrong[rows] = 1 - known.targets.self_confidence(probabilities).min(axis=1)
     findings = [finding.at(rows) for finding in wrong_labels(known.targets, probabilities)]
     sample = planted.sample_of(len(rows), seed)
     sample = sample[_of_common_classes(known.take(sample))]

@@ -14,12 +14,12 @@ from sklearn.tree import DecisionTreeClassifier
 
 from vitascope.auditing.finding import Finding
 from vitascope.auditing.looks import Looks
+from vitascope.data.measures import predicted_classes, wilson_interval
 from vitascope.data.targets import Targets
 from vitascope.formatting import listed
 from vitascope.model.options import EVEN
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.label_errors import Probabilities
-from vitascope.run.measures import predicted_classes, wilson_interval
 
 FOLDS, SAMPLE = 5, 10_000
 """Of cross-validation, on so many images at most."""

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitascope.data.decoding import source_name
 from vitascope.data.loading import Batch, Loader, check_unreadable
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import KINDS
 from vitascope.errors import UserError
 from vitascope.evaluation.reliability import Reliability
 from vitascope.formatting import pandas_library
-from vitascope.model.options import Outputs
 from vitascope.model.trust import PredictionSets
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, stacks
 from vitascope.run.predictions import Predictions
@@ -58,8 +57,10 @@ class Evaluation(Predictions):
         return float(self.correct.mean())
 
     @functools.cached_property
-    def reliability(self) -> Reliability:
-        """How far the answers can be trusted, where one class applies."""
+    def reliability(self) -> Reliability | None:
+        """How far the answers can be trusted, where one class applies; else None."""
+        if self.several:
+            return None
         return Reliability.of(self.labels, self.probabilities, self.sets, self.familiarity)
 
     def summary(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Evaluation(Predictions):
             "unreadable": len(self.unreadable),
             **score.summary(),
             "loss": self.loss,
-            **({} if self.several else self.reliability.summary()),
+            **({} if self.reliability is None else self.reliability.summary()),
             **({} if self.averaged is None else {"averaged": self.averaged.summary()}),
         }
 
@@ -82,21 +83,7 @@ class Evaluation(Predictions):
         Raises:
             UserError: no pandas.
         """
-        names = np.array(self.class_names, dtype=object)
-        if self.several:
-            texts = ["; ".join(names[row]) for row in (*self.labels, *self.answers)]
-            N = len(self.labels)
-            columns: dict[str, Any] = {"labels": texts[:N], "predictions": texts[N:], "correct": self.correct}
-            return data_frame(
-                columns | dict(zip(names, self.probabilities.T, strict=True)), index=self.indices
-            )
-        columns = {
-            "label": names[self.labels],
-            "prediction": names[self.classes],
-            "confidence": self.confidences,
-            "correct": self.correct,
-        }
-        return data_frame(columns, index=self.indices)
+        return data_frame(self.targets.columns(self.answers, self.probabilities), index=self.indices)
 
     def fitted_in_words(self) -> str:
         """The images that the model's temperature, and its sets or thresholds, come from; empty for none."""
@@ -166,15 +153,6 @@ def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) 
     return Loader(images, engine.preprocess, batch_size, device=engine.device)
 
 
-def check_targets(outputs: Outputs, images: ImageSet) -> None:
-    """Reject images of several classes each for a model that predicts one."""
-    if images.targets is not None and not images.targets.exclusive and outputs != "independent":
-        raise UserError(
-            f"the model predicts one class of an image, and the {images.noun}s have several: measure "
-            "it on images of one class each"
-        )
-
-
 @torch.inference_mode()
 def features_of_images(
     engine: Engine,
@@ -210,7 +188,7 @@ def measure(
             f"the model has {engine.num_classes} classes, and the {images.noun}s have "
             f"{len(images.class_names)}: a model without class names is measured on images of as many classes"
         )
-    check_targets(engine.meaning, images)
+    images.truth.check_outputs(engine.meaning, images.noun)
     computed = [(engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
     copied = [([values.cpu() for values in answers.known()], indices) for answers, indices in computed]
@@ -224,20 +202,14 @@ def measure(
         torch.cat(column)[order] for column in zip(*(answers for answers, _ in rows), strict=True)
     )
     targets = images.truth.take(places[order])
-    labels = torch.from_numpy(targets.rows)
-    if engine.meaning == "exclusive":
-        loss = F.cross_entropy(logits, labels)
-    else:
-        shares = targets.shares(labels)  # (N, K)
-        known = ~shares.isnan()
-        loss = F.binary_cross_entropy_with_logits(logits[known], shares[known])
+    loss = KINDS[engine.meaning].cross_entropy(logits, targets)
     return Evaluation(
         split=images.name,
         indices=places[order],
         targets=targets,
         probabilities=probabilities.numpy(),
-        thresholds=None if targets.exclusive else np.array(engine.thresholds, np.float32),
-        loss=float(loss),
+        thresholds=targets.thresholds(engine.thresholds),
+        loss=loss,
         familiarity=familiarity[0].numpy() if familiarity else None,
         sets=engine.sets,
         unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),

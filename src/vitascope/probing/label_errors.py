@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from vitascope.data.targets import Targets
 from vitascope.model.options import EVEN
-from vitascope.probing.classifiers import Floats
 
 Probabilities = npt.NDArray[np.floating]
 
@@ -31,14 +30,6 @@ class Suspect:
     suggested: str | None
     margin: float
     confidence: float
-
-
-def self_confidence(targets: Targets, probabilities: Probabilities) -> Floats:
-    """The probability of each label as it is: (N, 1) for one class per image, (N, K) for several."""
-    members, wide = targets.members, probabilities.astype(np.float64)
-    if targets.exclusive:
-        return wide[members][:, None]
-    return np.where(members, wide, 1 - wide)
 
 
 def suspects(targets: Targets, probabilities: Probabilities, count: int | None = None) -> list[Suspect]:
@@ -64,7 +55,7 @@ def suspects(targets: Targets, probabilities: Probabilities, count: int | None =
         number = int(missing.any(axis=1).sum())
     else:
         number = int((missing | labels & (probabilities <= others) & (probabilities < EVEN)).sum())
-    confidence = self_confidence(targets, probabilities)
+    confidence = targets.self_confidence(probabilities)
     order = np.argsort(confidence, axis=None, kind="stable")[:number][:count]
     listed = []
     for image, k in zip(*np.unravel_index(order, confidence.shape), strict=True):

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from vitascope.data.average_precision import precision_recall
+from vitascope.data.label_measures import LabelScore
+from vitascope.data.measures import Calibration, RiskCoverage
 from vitascope.explain.lettering import fitted, text_width
 from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
-from vitascope.run.average_precision import precision_recall
-from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import Calibration, RiskCoverage
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet
-from vitascope.evaluation.calibration import sharpened
 from vitascope.evaluation.novelty import Novelty, share_of_classes
 from vitascope.evaluation.reliability import Reliability
 from vitascope.explain.lettering import short
@@ -33,7 +33,6 @@ from vitascope.report.thumbnails import (
     name_of_image,
     read_pictures,
 )
-from vitascope.run.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 
@@ -208,7 +207,7 @@ def _trust(predictions: Predictions, trust: Trust | None) -> dict[str, Any]:
         "novelty": None,
     }
     if trust is not None and trust.temperature != 1:
-        before = sharpened(probabilities, trust.temperature, exclusive=True)
+        before = predictions.targets.sharpened(probabilities, trust.temperature)
         section |= {
             "temperature": trust.temperature,
             "before": calibration(before.max(axis=1), before.argmax(axis=1) == labels).error,

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.average_precision import paired_difference
 from vitascope.data.contents import UNREADABLE
+from vitascope.data.measures import Score, mcnemar
 from vitascope.data.splits import OUT_OF_FOLD
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, duration, pandas_library
@@ -20,11 +22,8 @@ from vitascope.model.configuration import traits
 from vitascope.options.groups import Recorded
 from vitascope.options.recipes import TrainConfig
 from vitascope.report.overview import option_text
-from vitascope.run.average_precision import paired_difference
 from vitascope.run.environment import without_home
-from vitascope.run.label_measures import LabelScore
 from vitascope.run.layout import has_model
-from vitascope.run.measures import Score, mcnemar
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.weights.identification import pretrained_config
@@ -55,7 +54,7 @@ class ComparedRun:
     """The metrics of each epoch; see `MetricsWriter`."""
     test: Mapping[str, Any] | None
     """The metrics of the final test, if the run has finished."""
-    score: Score | LabelScore | None
+    score: Score | None
     """The score on the test images, if it is a finished classifier."""
     parameters: int | None
     flops: int | None
@@ -84,7 +83,7 @@ class ComparedRun:
         if not self.run.classifies:
             return "correct colours"
         if self.score is not None:
-            return "mAP" if isinstance(self.score, LabelScore) else "accuracy"
+            return self.score.measure
         if self.epochs:
             return "mAP" if "val_map" in self.epochs[0] else "accuracy"
         return None
@@ -92,10 +91,9 @@ class ComparedRun:
     @property
     def result(self) -> float | None:
         """The `measure` on the test images."""
-        if isinstance(self.score, LabelScore):
+        if self.score is not None:
             return self.score.value_and_limits[0]
-        name = "map" if self.measure == "mAP" else "accuracy"
-        return None if self.test is None else self.test.get(name)
+        return None if self.test is None else self.test.get("accuracy")
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -105,9 +103,7 @@ class ComparedRun:
     @property
     def by_class(self) -> float | None:
         """The balanced accuracy or, where images may have several classes, the macro F1 at the thresholds."""
-        if isinstance(self.score, LabelScore):
-            return self.score.estimates["macro_f1_tuned"].value
-        return None if self.score is None else self.score.balanced
+        return None if self.score is None else self.score.mean_of_classes
 
     @property
     def seconds(self) -> float | None:

@@ -12,6 +12,8 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from vitascope.data.label_measures import LabelScore, mistake_confidences
+from vitascope.data.measures import surest
 from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
 from vitascope.explain.figures import draw_filters, draw_positions
@@ -21,8 +23,6 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion, draw_curves, draw_precision_recall, kept_place
 from vitascope.report.thumbnails import Pixels, attention_over, framed, picture_of
-from vitascope.run.label_measures import LabelScore, mistake_confidences
-from vitascope.run.measures import surest
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.storage import replacing
@@ -51,7 +51,7 @@ def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Pr
     else:
         title = (
             f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
-            f"(most frequent class: {score.majority:.2%})"
+            f"(most frequent class: {score.guessed:.2%})"
         )
         new = partial(plots.new_figure, title=title)
         confidences, meaning = predictions.confidences, ""

@@ -8,13 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.splits import ImageSet
-from vitascope.language import say
-from vitascope.model.vision_model import VisionModel
-from vitascope.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
-from vitascope.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
-from vitascope.report.page import blank_figure, embedded, sure
-from vitascope.run.label_measures import (
+from vitascope.data.label_measures import (
     CLASSES_HEAD,
     ESTIMATES_HEAD,
     LabelScore,
@@ -22,7 +16,13 @@ from vitascope.run.label_measures import (
     pairs_confused,
     pairs_together,
 )
-from vitascope.run.measures import surest
+from vitascope.data.measures import surest
+from vitascope.data.splits import ImageSet
+from vitascope.language import say
+from vitascope.model.vision_model import VisionModel
+from vitascope.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
+from vitascope.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
+from vitascope.report.page import blank_figure, embedded, sure
 from vitascope.run.predictions import Predictions
 
 Kind = Literal["wrong", "missed"]

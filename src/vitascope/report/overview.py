@@ -13,6 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitascope.data.datasets import class_counts
+from vitascope.data.label_measures import LabelScore
+from vitascope.data.measures import FEW, AccuracyScore, Score, calibration, wilson_interval
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import duration
 from vitascope.language import say, say_count
@@ -20,8 +22,6 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
 from vitascope.report.page import blank_figure, embedded
 from vitascope.run.environment import without_home
-from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import FEW, Score, calibration, wilson_interval
 from vitascope.run.run import Run
 
 MOST_CLASSES = 100
@@ -47,7 +47,7 @@ def header(run: Run, model: VisionModel | None) -> dict[str, Any]:
     }
 
 
-def _warning(run: Run, score: Score | LabelScore | None) -> str:
+def _warning(run: Run, score: Score | None) -> str:
     """The `warning` of a score, in the reader's language."""
     if score is None or not score.no_better:
         return ""
@@ -102,7 +102,7 @@ def _result(run: Run) -> str:
     measured = say("{what}: {accuracy:.2%} of {images} correct.", what=what, accuracy=accuracy, images=images)
     if score is None:
         return measured
-    compared = say("Always guessing the most frequent class would reach {share:.2%}.", share=score.majority)
+    compared = say("Always guessing the most frequent class would reach {share:.2%}.", share=score.guessed)
     return f"{measured} {compared}"
 
 
@@ -143,12 +143,12 @@ def _length(run: Run) -> str:
     )
 
 
-def _score(run: Run) -> Score | LabelScore | None:
+def _score(run: Run) -> Score | None:
     found = run.predictions if run.finished else None
     return None if found is None else found.score
 
 
-def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None) -> list[tuple[str, str]]:
+def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
     if isinstance(score, LabelScore):
@@ -163,7 +163,7 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None
             else say("{split} accuracy; 95% interval {low:.1%} to {high:.1%}", **values)
         )
         found.append((f"{test['accuracy']:.2%}", meaning))
-        if score is not None:
+        if isinstance(score, AccuracyScore):
             found.append(
                 (f"{score.majority:.2%}", say("accuracy of always guessing the most frequent class"))
             )

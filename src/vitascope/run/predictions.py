@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.measures import PairedMeasure, Score, predicted_classes
 from vitascope.data.splits import OUT_OF_FOLD
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
-from vitascope.model.options import EVEN
-from vitascope.run.average_precision import PairedPrecision
-from vitascope.run.label_measures import LabelScore, label_score
-from vitascope.run.measures import PairedAccuracy, PairedMeasure, Score, predicted_classes, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
 
@@ -101,9 +98,7 @@ class Predictions:
     def answers(self) -> npt.NDArray[Any]:
         """The predictions in the form of the labels: the most probable class of each image, int64 (N,), or
         the classes from their thresholds on, bool (N, K)."""
-        if not self.several:
-            return self.classes
-        return self.scored >= (EVEN if self.thresholds is None else self.thresholds)
+        return self.targets.answers(self.probabilities, self.thresholds)
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
@@ -111,16 +106,12 @@ class Predictions:
         return self.targets.correct(self.answers)
 
     @functools.cached_property
-    def score(self) -> Score | LabelScore:
+    def score(self) -> Score:
         """The accuracy with its interval, and the numbers to compare it with, or the measures of several
         classes per image; UserError for no images, or for images without any of these."""
         if not len(self.targets):
             raise UserError(f"there are no predictions of {self.split} images, so they have no score")
-        if self.several:
-            if not self.labels.any():
-                raise UserError(f"none of the {self.split} images has a class, so they have no mAP")
-            return label_score(self.labels, self.scored, self.thresholds)
-        return score_of(self.labels, self.probabilities)
+        return self.targets.score(self.probabilities, self.thresholds, f"{self.split} image")
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
@@ -130,7 +121,7 @@ class Predictions:
     def save(self, path: Path) -> None:
         """Write an .npz file, whole or not at all; texts are NumPy's, so that nothing is pickled."""
         more = {name: getattr(self, name) for name in OPTIONAL if getattr(self, name) is not None}
-        if self.several and self.targets.partial:
+        if self.targets.partial:
             more["unknown"] = self.targets.rows < 0
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez_compressed(
@@ -159,9 +150,7 @@ class Predictions:
 def paired(before: Predictions, after: Predictions) -> PairedMeasure:
     """Compare a classifier with the one made from it, on the same images: by accuracy, or with several
     classes per image by mean average precision."""
-    if before.several:
-        return PairedPrecision.of(before.labels, before.scored, after.scored)
-    return PairedAccuracy.of(before.correct, after.correct)
+    return before.targets.paired(before.probabilities, after.probabilities)
 
 
 def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from vitascope.data.folds import fold_names
 from vitascope.data.loading import Loader
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
 from vitascope.errors import Interrupted, UserError, printable
-from vitascope.evaluation.calibration import Temperature, as_logits, familiarity_of, mean_loss, sharpened
+from vitascope.evaluation.calibration import Temperature, familiarity_of, mean_loss
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.options import EVEN
@@ -119,22 +119,21 @@ class CrossValidation:
         indices = np.concatenate(places)[order]
         probabilities = np.concatenate([each.probabilities for each in predictions])[order]
         targets = images.truth.take(indices)
-        logits = as_logits(probabilities, exclusive=targets.exclusive)
-        temperature = Temperature.of(targets, logits, out_of_fold=True)
+        temperature = Temperature.of(targets, targets.logits(probabilities), out_of_fold=True)
         factor = 1 / temperature.values
-        probabilities = sharpened(probabilities, factor, exclusive=targets.exclusive)
+        probabilities = targets.sharpened(probabilities, factor)
         known = [each.familiarity for each in predictions if each.familiarity is not None]
         thresholds = [each.thresholds for each in predictions if each.thresholds is not None]
         if thresholds:
             mean = np.stack(thresholds).mean(axis=0, keepdims=True)  # (1, K)
-            thresholds = [sharpened(mean, factor, exclusive=False)[0].astype(np.float32)]
+            thresholds = [targets.sharpened(mean, factor)[0].astype(np.float32)]
         tested = Evaluation(
             split=OUT_OF_FOLD,
             indices=indices,
             targets=targets,
             probabilities=probabilities.astype(np.float32),
             thresholds=thresholds[0] if thresholds else None,
-            loss=mean_loss(targets, as_logits(probabilities, exclusive=targets.exclusive)),
+            loss=mean_loss(targets, targets.logits(probabilities)),
             familiarity=np.concatenate(known)[order] if len(known) == len(predictions) else None,
             unreadable=tuple(reason for each in predictions for reason in each.unreadable),
         )

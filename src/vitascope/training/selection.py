@@ -9,10 +9,10 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
+from vitascope.data.average_precision import paired_difference
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
 from vitascope.intervals import Interval
-from vitascope.run.average_precision import mean_average_precision, paired_difference
 from vitascope.run.predictions import Predictions
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
@@ -66,7 +66,7 @@ def monitored(evaluation: Evaluation, weights: Tensor | None) -> float:
     """The value by which a validation selects weights: the loss, perhaps by the weights (K,) of the classes,
     or the mAP of several classes per image."""
     if evaluation.several:
-        return mean_average_precision(evaluation.labels, evaluation.scored)
+        return evaluation.targets.quality(evaluation.probabilities)
     return evaluation.loss if weights is None else weighted_loss(evaluation, weights)
 
 

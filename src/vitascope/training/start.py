@@ -20,9 +20,10 @@ import torch
 
 from vitascope.data.datasets import greatest_value
 from vitascope.data.folds import Division, division_of
+from vitascope.data.measures import Score
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import as_logits, sharpness
+from vitascope.evaluation.calibration import sharpness
 from vitascope.formatting import canonical, counted, duration
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
@@ -34,9 +35,7 @@ from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import FeatureStream
 from vitascope.predict.features import OWN
 from vitascope.probing.classifiers import STRENGTHS, Features, Floats, LogisticRegression
-from vitascope.probing.selection import cross_validated, in_words, measured
-from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import Score
+from vitascope.probing.selection import cross_validated, in_words
 from vitascope.training.tasks.classify import engine_of
 from vitascope.weights.hub import cached_models, is_hub_id
 from vitascope.weights.identification import pretrained_config
@@ -76,7 +75,7 @@ class BodyScore:
 
     name: str
     config: ModelConfig
-    score: Score | LabelScore
+    score: Score
     guessing: float
     """The accuracy, or mAP, of an answer that is the same for all images."""
     seconds: float
@@ -224,8 +223,8 @@ def fitted_head(model: VisionModel, images: ImageSet, options: TrainConfig) -> t
     known, features, number, held_out = _fit(model, images, division_of(images), options)
     targets = known.targets
     ((weight, bias),) = LogisticRegression().only(number).fit(features, targets).maps
-    factor = sharpness(targets, as_logits(held_out, exclusive=targets.exclusive))
-    score = in_words(measured(targets, held_out))
+    factor = sharpness(targets, targets.logits(held_out))
+    score = in_words(targets.score(held_out))
     print(f"head   logistic regression, C = {STRENGTHS[number]:g}, cross-validated: {score}", flush=True)
     return factor * weight, factor * bias
 
@@ -273,7 +272,7 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
         except UserError as error:
             log.warning("body %s is left out: %s", name, str(error).removeprefix(f"{name}: "))
             continue
-        score, took = measured(known.targets, held_out), duration(time.monotonic() - began)
+        score, took = known.targets.score(held_out), duration(time.monotonic() - began)
         print(
             f"body   {name}: {in_words(score)} of {counted(len(some), 'training image')}, {took}", flush=True
         )

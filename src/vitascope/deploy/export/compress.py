@@ -18,16 +18,16 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
+from vitascope.data.measures import PairedMeasure
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import MAX_DROP, splits_of_data, splits_of_run
-from vitascope.evaluation.measure import batches_of, check_targets, measure
+from vitascope.evaluation.measure import batches_of, measure
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.throughput import take_turns, timed_step
-from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_new_folder, new_folder
@@ -138,7 +138,7 @@ def compress(
     )  # before anything is written
     for each in (train, images):
         if each is not None:
-            check_targets(model.config.outputs, each)
+            each.truth.check_outputs(model.config.outputs, each.noun)
     smaller: VisionModel = model
     if pruned:
         assert train is not None

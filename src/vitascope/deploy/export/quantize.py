@@ -25,6 +25,7 @@ import torch
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.decoding import ImageSource, as_pictures
+from vitascope.data.measures import PairedMeasure
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
@@ -36,7 +37,6 @@ from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
 from vitascope.predict.throughput import take_turns
-from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder, temporary_folder

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.data.average_precision import mean_average_precision
 from vitascope.data.loading import Loader
+from vitascope.data.measures import score_of
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
 from vitascope.data.targets import shares_of
@@ -28,8 +30,6 @@ from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Balance, Distillation
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import Answers, Engine, TorchEngine
-from vitascope.run.average_precision import mean_average_precision
-from vitascope.run.measures import score_of
 from vitascope.run.predictions import Predictions
 from vitascope.training.distributed import gather, print_first
 from vitascope.training.tasks.task import Examples, Finished, Monitor, Sums
