@@ -112,7 +112,7 @@ def readers_folder(tmp_path: Path, shallow_built_in: Path, monkeypatch: pytest.M
     (folder / "pets").mkdir()
     for photo in (folder / "photos").rglob("*.jpg"):
         shutil.copy(photo, folder / "pets" / f"{photo.parent.name}_{photo.name}")
-    if find_spec("tokenizers") is not None:
+    if find_spec("transformers") is not None:
         write_clip(folder / "clip")
     (folder / "decisions.csv").write_text("image,content,decision,label\n")  # that the page of an audit saves
     monkeypatch.chdir(folder)
@@ -270,7 +270,7 @@ def test_page_runs_from_top_to_bottom(
     if "from datasets import" in text:
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
     if "vs.zero_shot" in text:
-        pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+        pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
     monkeypatch.setattr(on_ray, "connected", lambda address: nullcontext())
     here = lambda loop, parts, task, wanted: parts.compute(task, loop.engine, wanted)  # noqa: E731
     monkeypatch.setattr(on_ray.RayLoop, "__call__", here)  # tests/predict/test_on_ray.py starts a Ray

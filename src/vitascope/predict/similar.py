@@ -265,7 +265,7 @@ def similar(
         if both is None:
             best = _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
         else:
-            best = _Best(both.vectors(both.tokenizer(check_names(texts))).numpy(), k, both.projection)
+            best = _Best(both.vectors(both.texts.tokens(check_names(texts))).numpy(), k, both.projection)
         stream = None
         if isinstance(data, Embeddings):
             best.add_embeddings(data)
