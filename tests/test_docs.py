@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
 from tests import forked
-from tests.browser import browser_path
+from tests.browser import HAS_BROWSER
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
 from tests.stores import Store
@@ -295,7 +295,7 @@ def test_page_runs_from_top_to_bottom(
                 curl(step, served)
             elif program == "vitascope" and "s3://" in step and bucket is None:
                 continue  # s3fs or moto is not installed
-            elif step.startswith("vitascope page") and browser_path() is None:
+            elif step.startswith("vitascope page") and not HAS_BROWSER:
                 continue
             elif program == "vitascope":
                 if bucket is not None:
