@@ -159,10 +159,9 @@ def test_existing_file_another_suffix_and_a_folder_are_rejected(tmp_path: Path) 
     with pytest.raises(UserError, match="exists and is not overwritten"):
         vs.page(small_model(), tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text() == "mine"
-    with pytest.raises(UserError, match=r"files of this format end in \.html"):
-        vs.page(small_model(), tmp_path / "a.onnx")
-    with pytest.raises(UserError, match=r"is a folder; name a new file: .*model\.html"):
-        vs.page(small_model(), tmp_path)
+    for path in (tmp_path / "a.onnx", tmp_path):
+        with pytest.raises(UserError, match=r"files of this format end in \.html: "):
+            vs.page(small_model(), path)
 
 
 def test_page_without_playwright_is_written_and_the_way_to_prove_it_named(
