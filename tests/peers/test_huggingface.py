@@ -601,7 +601,7 @@ def test_probabilities_of_several_labels_are_the_sigmoids_of_transformers(
     assert written.config.problem_type == "multi_label_classification"
     for folder, peer in ((read, theirs), (tmp_path, written)):
         engine = TorchEngine(from_pretrained(folder), precision="fp32", device="cpu")
-        assert engine.several
+        assert engine.thresholds
         pixels = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
         expected = peer(engine.preprocess.normalize(pixels)).logits.sigmoid().detach()
         torch.testing.assert_close(engine.probabilities(pixels), expected, atol=1e-5, rtol=0)

@@ -29,11 +29,12 @@ from vitascope.auditing.topics import off_topic, off_topic_scores
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.datasets import read_data
 from vitascope.data.decisions import COLUMNS as DECISION_COLUMNS
-from vitascope.data.decisions import SEPARATOR, Decisions, decided_names
+from vitascope.data.decisions import Decisions, decided_names
 from vitascope.data.folds import Division
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
+from vitascope.data.targets import SEPARATOR
 from vitascope.errors import UserError, check_choice, printable
 from vitascope.evaluation.novelty import other_kinds
 from vitascope.formatting import counted
@@ -351,6 +352,6 @@ def _of_labels(
 
 def _of_common_classes(division: Division) -> Integers:
     """The images that are not the only one, or of the only group, of their class, (n,)."""
-    classes = division.targets.by_class() if division.targets.exclusive else []
+    classes = division.targets.by_class() if division.targets.strata is not None else []
     rare = [images for images in classes if len(np.unique(division.sets[images])) == 1]
     return np.setdiff1d(np.arange(len(division.targets)), np.concatenate([np.arange(0), *rare]))

@@ -100,7 +100,7 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
         Finding("label", SIMILAR, f"{names[a]!r} ({counts[a]:,} images) may be {names[b]!r} ({counts[b]:,})")
         for a, b in similar
     ]
-    if probabilities is None or not targets.exclusive:
+    if probabilities is None or targets.strata is None:
         return findings
     rates = targets.confusion(predicted_classes(probabilities)) / np.maximum(counts, 1)[:, None]  # (K, K)
     compared = np.triu(rates + rates.T >= CONFUSED, 1) & np.outer(counts > 0, counts > 0)

@@ -14,9 +14,10 @@ from markupsafe import Markup
 
 from vitascope.auditing.finding import ISSUES, Finding, Issue
 from vitascope.auditing.planted import Planted
-from vitascope.data.decisions import CHOICES, COLUMNS, SEPARATOR, decided_names
+from vitascope.data.decisions import CHOICES, COLUMNS, decided_names
 from vitascope.data.decoding import ImageError, ImageSource, read_image
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import SEPARATOR
 from vitascope.language import say
 from vitascope.network import in_threads
 from vitascope.report.page import jinja, rendered
@@ -64,7 +65,7 @@ def write_audit_page(
         "columns": COLUMNS,
         "separator": SEPARATOR,
         "classes": sorted(images.class_names),
-        "several": images.targets is not None and not images.targets.exclusive,
+        "several": images.targets is not None and images.targets.strata is None,
         "choices": {choice: say(choice) for choice in CHOICES},
         "decided": say("{count} decided: keep {keep}, drop {drop}, relabel {relabel}"),
         "undecided": say("no decision"),

@@ -144,7 +144,7 @@ def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: i
     if len(classes) < 2 or not len(flipped):
         return []
     labels, K = targets.labels.copy(), len(classes)
-    if targets.exclusive:
+    if targets.strata is not None:
         places = np.searchsorted(classes, labels[flipped]) + random.integers(1, K, len(flipped))
         labels[flipped] = classes[places % K]
     else:

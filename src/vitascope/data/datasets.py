@@ -338,7 +338,7 @@ def described(splits: Splits) -> list[str]:
     names = splits.train.class_names
     sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
     lines = [f"{sizes} images " + (f"of {len(names):,} classes" if names else "without labels")]
-    if splits.train.targets is not None and not splits.train.targets.exclusive:
+    if splits.train.targets is not None and splits.train.targets.strata is None:
         each = np.concatenate([images.labels.sum(axis=1) for images in sets])
         lines.append(f"{each.mean():.3g} classes per image, from {each.min()} to {each.max()}")
     if len(names) > 1:

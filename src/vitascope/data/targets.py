@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from scipy.special import expit, log_expit, log_softmax
 from torch import Tensor
 
 from vitascope.data.average_precision import (
@@ -46,7 +47,7 @@ from vitascope.data.measures import (
     worst_pairs,
 )
 from vitascope.errors import UserError
-from vitascope.formatting import aligned, canonical
+from vitascope.formatting import aligned, canonical, counted
 from vitascope.model.options import EVEN, Outputs
 
 Floats = npt.NDArray[np.float64]
@@ -76,6 +77,8 @@ class Targets(ABC):
     """Its name in the metrics of a run."""
     exclusive: ClassVar[bool]
     """Whether each image has exactly one class."""
+    trusted: ClassVar[bool]
+    """Whether a classifier may know how far its answers can be trusted: sets of classes, familiarity."""
 
     def __post_init__(self) -> None:
         """Bring the names of the classes into one form, in which those of a model and of data are equal."""
@@ -146,9 +149,39 @@ class Targets(ABC):
     def counts(self) -> npt.NDArray[np.int64]:
         """Images per class, (K,)."""
 
+    @property
+    @abstractmethod
+    def strata(self) -> npt.NDArray[np.int64] | None:
+        """The class by which each image is drawn, (N,); None where an image may have several."""
+
+    @property
+    @abstractmethod
+    def balanced_weights(self) -> Floats:
+        """The weight of each class that makes all count alike, (K,); every class has an image."""
+
+    @property
+    @abstractmethod
+    def guessed(self) -> float:
+        """The `measure` of an answer that is the same for all images."""
+
+    @property
+    def even_thresholds(self) -> tuple[float, ...]:
+        """The thresholds of a model without ones of its own, (K,) or none."""
+        even = self.thresholds([EVEN] * len(self.class_names))
+        return () if even is None else tuple(even.tolist())
+
     @abstractmethod
     def by_class(self) -> list[npt.NDArray[np.int64]]:
         """For each of the K classes, the ascending indices of the images that have it."""
+
+    @abstractmethod
+    def membership(self, answers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Whether each class is among the answers, (N, K)."""
+
+    @staticmethod
+    @abstractmethod
+    def names_in(text: str) -> list[str]:
+        """The names of classes in a text about one image."""
 
     @abstractmethod
     def names(self) -> list[tuple[str, ...]]:
@@ -216,6 +249,11 @@ class Targets(ABC):
 
     @staticmethod
     @abstractmethod
+    def loss_and_slope(logits: Floats, shares: Floats) -> tuple[float, Floats]:
+        """The loss of all images in nats, and its slope by logit, (N, K), from shares of 0 and 1, (N, K)."""
+
+    @staticmethod
+    @abstractmethod
     def cross_entropy(logits: Tensor, targets: Targets) -> float:
         """The mean loss in nats of logits (N, K) of a model of this kind, for labels of any kind."""
 
@@ -260,6 +298,14 @@ class Targets(ABC):
         self, probabilities: Probabilities, thresholds: Probabilities | None = None, noun: str = "image"
     ) -> Score:
         """The measures with their intervals; UserError for images, a `noun` in words, without any class."""
+
+    def check_measurable(self, noun: str) -> None:
+        """Reject images, a `noun` in words, of which none has a class to be measured by."""
+        if not self.counts.any():
+            raise UserError(
+                f"none of the {counted(len(self), noun)} has a class to be measured by; add images that have "
+                "one, or give your own split"
+            )
 
     @abstractmethod
     def quality(self, probabilities: Probabilities) -> float:
@@ -310,14 +356,33 @@ class ClassIndices(Targets):
     labels: npt.NDArray[np.int64]
     outputs: ClassVar[Outputs] = "exclusive"
     measure, value = "accuracy", "accuracy"
-    exclusive = True
+    exclusive = trusted = True
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         return np.bincount(self.labels, minlength=len(self.class_names))
 
+    @property
+    def strata(self) -> npt.NDArray[np.int64]:
+        return self.labels
+
+    @property
+    def balanced_weights(self) -> Floats:
+        return len(self) / (len(self.class_names) * self.counts.astype(np.float64))
+
+    @property
+    def guessed(self) -> float:
+        return float(self.counts.max() / len(self))
+
     def by_class(self) -> list[npt.NDArray[np.int64]]:
         return np.split(np.argsort(self.labels, kind="stable"), np.cumsum(self.counts)[:-1])
+
+    def membership(self, answers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        return np.eye(len(self.class_names), dtype=np.bool_)[answers]
+
+    @staticmethod
+    def names_in(text: str) -> list[str]:
+        return [text]
 
     def names(self) -> list[tuple[str, ...]]:
         alone = [(name,) for name in self.class_names]
@@ -354,6 +419,11 @@ class ClassIndices(Targets):
     @staticmethod
     def total_loss(members: npt.NDArray[np.bool_], logits: Floats) -> float:
         return float(-torch.from_numpy(logits).log_softmax(dim=1).numpy()[members].sum())
+
+    @staticmethod
+    def loss_and_slope(logits: Floats, shares: Floats) -> tuple[float, Floats]:
+        logs = log_softmax(logits, axis=1)
+        return -(logs * shares).sum(), np.exp(logs) - shares
 
     @staticmethod
     def cross_entropy(logits: Tensor, targets: Targets) -> float:
@@ -443,7 +513,7 @@ class ClassSets(Targets):
     labels: npt.NDArray[np.bool_]
     outputs: ClassVar[Outputs] = "independent"
     measure, value = "mAP", "map"
-    exclusive = False
+    exclusive = trusted = False
     unknown: npt.NDArray[np.bool_] | None = None
     """Where it is not known whether an image has a class, bool (N, K): losses and measures leave these cells
     out. None if all are known."""
@@ -497,8 +567,28 @@ class ClassSets(Targets):
     def counts(self) -> npt.NDArray[np.int64]:
         return self.labels.sum(axis=0, dtype=np.int64)
 
+    @property
+    def strata(self) -> None:
+        return None
+
+    @property
+    def balanced_weights(self) -> Floats:
+        return (self.known - self.counts) / self.counts.astype(np.float64)
+
+    @property
+    def guessed(self) -> float:
+        shares = self.counts / len(self)
+        return float(shares[shares > 0].mean())  # the mAP of guessing is the mean share of the classes
+
     def by_class(self) -> list[npt.NDArray[np.int64]]:
         return [np.flatnonzero(column) for column in self.labels.T]
+
+    def membership(self, answers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        return answers
+
+    @staticmethod
+    def names_in(text: str) -> list[str]:
+        return [part.strip() for part in text.split(SEPARATOR)]
 
     def names(self) -> list[tuple[str, ...]]:
         return [tuple(self.class_names[k] for k in row if k >= 0) for row in self.to_json()]
@@ -541,6 +631,10 @@ class ClassSets(Targets):
     @staticmethod
     def total_loss(members: npt.NDArray[np.bool_], logits: Floats) -> float:
         return float(np.logaddexp(0, np.where(members, -logits, logits)).sum())
+
+    @staticmethod
+    def loss_and_slope(logits: Floats, shares: Floats) -> tuple[float, Floats]:
+        return -log_expit(np.where(shares > 0, logits, -logits)).sum(), expit(logits) - shares
 
     @staticmethod
     def cross_entropy(logits: Tensor, targets: Targets) -> float:

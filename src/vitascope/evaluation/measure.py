@@ -59,7 +59,7 @@ class Evaluation(Predictions):
     @functools.cached_property
     def reliability(self) -> Reliability | None:
         """How far the answers can be trusted, where one class applies; else None."""
-        if self.several:
+        if not self.targets.trusted:
             return None
         return Reliability.of(self.labels, self.probabilities, self.sets, self.familiarity)
 

@@ -251,8 +251,8 @@ def _guesses(model: VisionModel, picture: _Picture) -> list[tuple[str, float]]:
     order of the model's classes."""
     config = model.config
     probabilities = scores(pooled_and_logits(model, picture.image)[1], config.outputs)  # (1, K)
-    if config.outputs == "independent":
-        applies = probabilities[0].cpu() >= torch.tensor(config.decision_thresholds)  # (K,)
+    if thresholds := config.decision_thresholds:
+        applies = probabilities[0].cpu() >= torch.tensor(thresholds)  # (K,)
         indices = applies.nonzero()[:, 0].tolist()
     else:
         indices = predicted(probabilities).tolist()
@@ -277,7 +277,7 @@ def _caption(model: VisionModel, picture: _Picture, note: str) -> plots.Caption:
     if not model.config.gives_classes:
         return plots.Caption(note=note)
     guesses = _guesses(model, picture)
-    confidence = None if model.config.outputs == "independent" else guesses[0][1]
+    confidence = None if model.config.decision_thresholds else guesses[0][1]
     shown = _in_one(model, [name for name, _ in guesses])
     return plots.Caption(shown, confidence, picture.truth, note and "no evidence")
 
@@ -317,7 +317,7 @@ def _note(
 
 def _about_default(model: VisionModel, pictures: Sequence[_Picture]) -> str:
     """The default target where pictures may have several classes, which do not tell which one it is."""
-    if model.config.outputs != "independent":
+    if not model.config.decision_thresholds:
         return ""
     return (
         f" of {_most_probable(model, pictures[0])}" if len(pictures) == 1 else " of the most probable class"

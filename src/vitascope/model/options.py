@@ -18,6 +18,8 @@ Positions = Literal["none", "learned", "learned_2d", SinCos, Relative, Rotary]
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 Outputs = Literal["exclusive", "independent", "embedding"]
+CLASSES: tuple[Outputs, Outputs] = ("exclusive", "independent")
+"""The outputs that are classes: one applies, or any may."""
 
 EVEN = 0.5
 """The threshold of a class without one of its own."""

@@ -20,14 +20,14 @@ from tqdm import tqdm
 
 from vitascope._version import __version__
 from vitascope.arguments import check_value, checked
-from vitascope.data.all_images import SEPARATOR, AllImages, all_images
+from vitascope.data.all_images import AllImages, all_images
 from vitascope.data.datasets import stream_of_folder
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.stored import StoredImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import ClassIndices, ClassSets, Targets
+from vitascope.data.targets import SEPARATOR, ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory

@@ -240,7 +240,7 @@ def predict_to_file(
     engine.check_classes()
     selection = task.selection
     selection.check(engine)
-    if out.suffix == ".csv" and not engine.several and selection.top_k not in (None, 1):
+    if out.suffix == ".csv" and not engine.thresholds and selection.top_k not in (None, 1):
         raise UserError(
             f"{out}: a .csv file has the most probable class of each image: leave out top_k, and "
             "ask for all probabilities to get the other classes"

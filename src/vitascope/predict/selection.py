@@ -94,7 +94,7 @@ class ClassSelection:
             )
         elif self.familiar is not None and (reason := self.unchecked(engine)):
             raise UserError(reason)
-        if self.threshold is not None and not engine.several:
+        if self.threshold is not None and not engine.thresholds:
             raise UserError(
                 "a threshold is for models that predict any number of classes per image; this one predicts "
                 "one: leave it out, or limit the classes with top_k"
@@ -113,7 +113,7 @@ class ClassSelection:
 
     def limit(self, engine: Engine) -> int | None:
         """The most classes per image; None for no limit."""
-        return TOP_K if self.top_k is None and not engine.several else self.top_k
+        return TOP_K if self.top_k is None and not engine.thresholds else self.top_k
 
     def thresholds(self, engine: Engine) -> tuple[float, ...]:
         """The threshold of each class; empty where one class applies."""
@@ -123,7 +123,7 @@ class ClassSelection:
         """The predicted classes of each row of (B, K), with their probabilities."""
         K = probabilities.shape[1]
         shown, counts = probabilities, [K] * len(probabilities)
-        if engine.several:
+        if engine.thresholds:
             applies = probabilities >= torch.tensor(self.thresholds(engine))  # (B, K)
             shown, counts = probabilities.masked_fill(~applies, -1), applies.sum(dim=1).tolist()
         top = shown.topk(min(self.limit(engine) or K, K), dim=1)  # (B, k)

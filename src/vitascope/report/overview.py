@@ -181,7 +181,7 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tup
         found.append((f"{tests[-1]['loss']:.3f}", say("{split} loss of hidden patches", split=split)))
         if "accuracy" in tests[-1]:
             found.append((f"{tests[-1]['accuracy']:.2%}", say("of their colours correct")))
-    if run.predictions is not None and not run.predictions.several and len(run.predictions.labels) >= FEW:
+    if run.predictions is not None and run.predictions.targets.trusted and len(run.predictions.labels) >= FEW:
         error = calibration(run.predictions.confidences, run.predictions.correct).error
         found.append((f"{error:.2%}", say("expected calibration error (15 bins)")))
     if model is not None:
@@ -255,7 +255,7 @@ def _data_rows(run: Run, parts: Sequence[ImageSet], names: Sequence[str]) -> Ite
     if names:
         some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         yield say("Classes"), f"{len(names):,}: {some}"
-    if parts and parts[0].targets is not None and not parts[0].targets.exclusive:
+    if parts and parts[0].targets is not None and parts[0].targets.strata is None:
         classes = parts[0].targets.labels.sum(axis=1)
         numbers = {"mean": classes.mean(), "least": classes.min(), "most": classes.max()}
         yield (
@@ -377,7 +377,12 @@ def _smoothed_floor(run: Run) -> float:
     """The lowest cross-entropy with label smoothing, the entropy of its targets, nats; 0 for another loss."""
     share = float(run.config.get("label_smoothing") or 0.0)
     predictions = run.predictions if run.classifies and not run.probes else None
-    if not share or predictions is None or predictions.several or run.config.get("loss") in ("bce", "focal"):
+    if (
+        not share
+        or predictions is None
+        or not predictions.targets.trusted
+        or run.config.get("loss") in ("bce", "focal")
+    ):
         return 0.0
     K = len(predictions.class_names)
     own, other = 1 - share + share / K, share / K

@@ -207,8 +207,9 @@ class Trainer:
         whole = forward + read
         again, known = 0, 0
         if self.config.task == "classify":  # its calibration, and the choice of weights
-            again = (1 if train.truth.exclusive else 0) + 1 + 2 * (self.config.optimization.keep == "auto")
-            known = len(images_to_know(train)) if train.truth.exclusive else 0
+            trusted = train.truth.trusted
+            again = trusted + 1 + 2 * (self.config.optimization.keep == "auto")
+            known = len(images_to_know(train)) if trusted else 0
         return validation, again * validation + whole * (len(test) + known)
 
     def _measured_step(self, *, small: bool = False) -> tuple[float, float]:

@@ -15,8 +15,9 @@ import numpy as np
 
 from vitascope.data.datasets import greatest_value, sampled_sizes
 from vitascope.data.splits import Splits
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.formatting import counted
+from vitascope.formatting import counted, listed
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import options_of, traits
 from vitascope.model.options import AppliesWith, pair
@@ -32,6 +33,7 @@ from vitascope.options.groups import (
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training.schedule import small_size
+from vitascope.training.tasks.losses import LOSSES, Losses
 from vitascope.training.tasks.masked import body_config, check_encoder
 from vitascope.training.whitening import SIDE
 from vitascope.weights.files import CheckpointError
@@ -70,8 +72,8 @@ class Facts:
     class_names: tuple[str, ...]
     greatest: int | None
     """The greatest value in training images of more than 8 bits; None without any, or if not asked for."""
-    several: bool = False
-    """Whether an image may have several of the classes."""
+    kind: Losses = LOSSES[ClassIndices]
+    """The losses of the labels; any, where there are none."""
     weights: ModelConfig | None
     """The configuration of the weights; None for random ones."""
     shards: int = 0
@@ -110,7 +112,7 @@ def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = 
         channels=data.channels,
         class_names=data.train.class_names,
         greatest=greatest_value(data.train) if levels else None,
-        several=data.train.targets is not None and not data.train.targets.exclusive,
+        kind=LOSSES[ClassIndices if data.train.targets is None else type(data.train.targets)],
         weights=weights,
         shards=data.train.shard_files,
     )
@@ -253,10 +255,10 @@ def _check_task(asked: TrainConfig, facts: Facts) -> None:
         for name, trait in traits(type(asked), Classifies).items():
             if asked.option(name) != trait.off:
                 raise UserError(f"{name} {trait.reason}; leave it out")
-    elif asked.optimization.loss == ("cross_entropy" if facts.several else "asymmetric"):
-        one, other = ("one class", "several") if facts.several else ("several classes", "one each")
+    elif asked.optimization.loss not in (None, *facts.kind.criteria):
         raise UserError(
-            f"loss={asked.optimization.loss} is about images of {one}, and these have {other}: leave it out"
+            f"loss={asked.optimization.loss} is not for images of {facts.kind.images}, whose losses are "
+            f"{listed(facts.kind.criteria)}: leave it out"
         )
     elif asked.weights is None:
         if asked.optimization.freeze:
@@ -355,7 +357,7 @@ def _loss(asked: TrainConfig, facts: Facts) -> str | None:
     """The loss of labels; pre-training has none."""
     if asked.task == "masked" or asked.optimization.loss is not None:
         return asked.optimization.loss
-    return "bce" if facts.several else "cross_entropy"
+    return facts.kind.criteria[0]
 
 
 def _whiten(asked: TrainConfig, model: ModelConfig) -> str:
@@ -415,7 +417,7 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
             raise UserError(f"{cnn} patches to hide: pre-training needs a Vision Transformer")
         return vit_options | {"head": "none"}
     classes = {"class_names": facts.class_names, "num_classes": len(facts.class_names)}
-    classes |= {"outputs": "independent" if facts.several else "exclusive", "thresholds": ()}
+    classes |= {"outputs": facts.kind.targets.outputs, "thresholds": ()}
     if teacher is not None:
         if not is_vit:
             raise UserError(f"{cnn} distillation token; leave out the teacher")

@@ -156,7 +156,7 @@ def best_start(
         return Start(weights=best.name, recipe=None, reasons=(chosen,))
     quickest = min(body.seconds for body in scores)
     shown = max(0.0, end - time.monotonic()) / PASSES
-    rare = images.truth.exclusive and len(_foldable(division_of(images))) < len(images)
+    rare = images.truth.strata is not None and len(_foldable(division_of(images))) < len(images)
     fits = not rare and not asked.balance.balances
     start = decide(best, images.class_names, total, shown=shown, quickest=quickest, fits=fits)
     return start if start.weights is None else dataclasses.replace(start, reasons=(chosen, *start.reasons))
@@ -252,9 +252,7 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
             pretrained_config(name)  # an error comes before anything that takes time
     some, division = _sample(images, asked.seed)
     targets, greatest = division.targets, greatest_value(some) if asked.levels is None else None
-    shares = targets.counts / len(targets)  # (K,)
-    # The mAP of guessing is the mean share of the classes.
-    guessing = float(shares.max() if targets.exclusive else shares[shares > 0].mean())
+    guessing = targets.guessed
     present = (*asked.bodies, BUILT_IN, *cached_models())
     compared_until = time.monotonic() + COMPARING * (end - time.monotonic())
     for name in dict.fromkeys([*present, *(() if constants.HF_HUB_OFFLINE else PUBLIC)]):
@@ -326,7 +324,7 @@ def _sample(images: ImageSet, seed: int) -> tuple[ImageSet, Division]:
     drawn = np.random.default_rng(seed).permutation(len(images))[:MOST_COMPARED]
     some = images.subset(images.name, np.sort(drawn))
     division = division_of(some)
-    if division.targets.exclusive:
+    if division.targets.strata is not None:
         some = some.subset(images.name, _foldable(division))
         division = division_of(some)
     division.fold_count()  # an error comes before anything that takes time

@@ -79,6 +79,7 @@ from vitascope.training.tasks.classify import (
     balanced_weights,
     class_weights_of,
 )
+from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.tasks.masked import Masked, MaskedAutoencoding
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -418,7 +419,7 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
         seconds = sum(member.records("test")[-1]["seconds"] for member in run.members)
         tested, model = crossed.tested, crossed.ensemble(run, device)
         alone = [{"images": len(each.targets), **each.score.summary()} for each in crossed.predictions]
-        values = [score["map" if tested.several else "accuracy"] for score in alone]
+        values = [score[tested.targets.value] for score in alone]
         print(f"folds  {tested.in_words()}; by fold {min(values):.2%} to {max(values):.2%}")
         print(f"       {crossed.temperature}")
         if absent := len(splits.train) - len(tested.indices):
@@ -429,7 +430,7 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
         final = tested
         if splits.test is not None:
             final, others = compared(model, splits.test, device)
-            values = [each.summary()["map" if tested.several else "accuracy"] for each in others]
+            values = [each.summary()[tested.targets.value] for each in others]
             print(f"test   {final.in_words()}; its models alone {min(values):.2%} to {max(values):.2%}")
         with explaining_failure(run.path, "the ensemble", to_resume(run.path)):
             crossed.write(run, splits)
@@ -701,22 +702,16 @@ def make_task(options: TrainConfig, model: VisionModel, splits: Splits, placemen
         return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
     weights = class_weights_of(options.balance, splits.train)
     weights = None if weights is None else weights.to(device)
-    several = not splits.train.truth.exclusive
-    for images in (splits.val, splits.measured) if several else ():
-        if not images.truth.counts.any():
-            raise UserError(
-                f"none of the {counted(len(images), images.noun)} has a class to be measured by; "
-                "add images that have one, or give your own split"
-            )
+    for images in (splits.val, splits.measured):
+        images.truth.check_measurable(images.noun)
     loss = options.optimization.loss or "cross_entropy"
     truth = splits.train.truth
     balance = weights
-    if options.balance.sampling == "balanced" and not several:
+    if options.balance.sampling == "balanced":
         balance = balanced_weights(splits.train, "balanced sampling").to(device)
         balance = balance if weights is None else balance * weights
-    balance = None if several else balance
     smoothing = options.optimization.label_smoothing
-    criterion = (preprocess, smoothing, loss, weights, several, truth.partial, balance)
+    criterion = (preprocess, smoothing, loss, weights, LOSSES[type(truth)], truth.partial, balance)
     distillation = options.distillation
     if distillation.teacher is None:
         return Classify(*criterion)

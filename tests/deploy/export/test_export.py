@@ -196,7 +196,7 @@ def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
     found = engine.predict([engine.pixels(picture) for picture in pictures()]).probabilities
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
     assert not torch.allclose(found.sum(dim=1), torch.ones(len(found)), atol=0.1)
-    assert engine.several
+    assert engine.thresholds
     assert engine.thresholds == pytest.approx(own.thresholds)
     labels = [[each.label for each in found] for found in Predictor(engine)(pictures())]
     assert labels == [[each.label for each in found] for found in Predictor(own)(pictures())]

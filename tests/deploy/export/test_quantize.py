@@ -182,7 +182,7 @@ def test_file_of_several_labels_is_compared_by_its_precision(tmp_path: Path) -> 
     assert re.search(r"mAP +95% interval", printed)
     assert "of the mAP, 95% interval" in printed
     engine = OnnxEngine(found.files[0])
-    assert engine.several
+    assert engine.thresholds
     assert engine.thresholds == pytest.approx(thresholds.tolist())
 
 

@@ -22,6 +22,7 @@ from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
+from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 from vitascope.weights.preprocess import default_preprocess
@@ -221,7 +222,7 @@ def test_validation_measures_the_mean_of_both_heads_and_restores_the_mode(tmp_pa
 
 
 def several(**options: Any) -> Classify:
-    return Classify(OURS, criterion="bce", several=True, **options)
+    return Classify(OURS, criterion="bce", kind=LOSSES[ClassSets], **options)
 
 
 def test_the_loss_of_several_classes_is_binary_and_an_image_is_right_with_all_of_them() -> None:
@@ -252,7 +253,7 @@ def test_the_minimum_for_an_absent_class_does_not_depend_on_its_weight(criterion
     targets = torch.tensor([[0.3 if mixed else 1.0, 0.0]]).expand(len(logits), 2)
     lowest = set()
     for weight in (0.1, 1.0, 24.0):
-        task = Classify(OURS, 0.1, criterion, torch.tensor([3.0, weight]), several=True)
+        task = Classify(OURS, 0.1, criterion, torch.tensor([3.0, weight]), kind=LOSSES[ClassSets])
         losses = task.label_losses(torch.stack([torch.zeros_like(logits), logits], dim=1), targets)
         lowest.add(float(logits[losses.argmin()].sigmoid()))
     assert len(lowest) == 1

@@ -244,7 +244,7 @@ def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
     if engine.num_classes:
         about["methods"] = {name: METHODS[name].title for name in CLASS_MAPS}
         about["explained"] = {"method": CLASS_MAPS[0], "classes": []}
-        about["thresholds"] = list(engine.thresholds) if engine.several else None
+        about["thresholds"] = list(engine.thresholds) or None
         if engine.model.trust is not None:
             about["trust"] = sets_of(engine.model.trust)
     else:

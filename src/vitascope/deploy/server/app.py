@@ -260,7 +260,7 @@ def predictions(service: Service) -> APIRouter:
             probabilities, *familiarity = answer
             scores, indices = probabilities.topk(min(top_k, len(probabilities)))
             found = {"predictions": named(list(zip(indices.tolist(), scores.tolist(), strict=True)))}
-            if service.engine.several:
+            if service.engine.thresholds:
                 found["labels"] = named(selection.of(service.engine, probabilities[None])[0])
             if service.engine.sets is not None:
                 known = familiarity[0][None] if familiarity else None

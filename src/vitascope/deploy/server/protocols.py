@@ -242,7 +242,7 @@ def huggingface(service: Service) -> APIRouter:
                 count = field(parameters, "top_k", int)
             if count < 1:
                 raise Rejection(422, f"top_k must be at least 1, not {count}")
-            usual = "sigmoid" if model.engine.several else "softmax"
+            usual = "sigmoid" if model.engine.thresholds else "softmax"
             if parameters.get("function_to_apply") not in (None, usual):
                 raise Rejection(422, f"this model's scores are those of function_to_apply={usual}")
         if model.engine.num_classes:

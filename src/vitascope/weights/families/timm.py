@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.storage import write_json
 from vitascope.weights import mapping
 from vitascope.weights.families import timm_settings
@@ -114,7 +115,7 @@ class Timm(Family):
         pool_prefix=(False, True),
         pool_norm=("before", "after", "none"),
         head=("linear", "none"),
-        outputs=("exclusive", "independent", "embedding"),
+        outputs=(*CLASSES, "embedding"),
         remainder=("rejected", "cut"),
     )
     ignored: ClassVar[tuple[str, ...]] = ("mask_token",)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface.model_type import BASE, BLOCK, ModelType, classifier_options
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import (
@@ -104,7 +105,7 @@ class Clip(VisionOfWhole):
         head=("linear", "none"),
         pool=("cls", "mean"),
         pool_norm=("before", "none"),
-        outputs=("exclusive", "independent", "embedding"),
+        outputs=(*CLASSES, "embedding"),
         remainder=("rejected", "cut"),
     )
 

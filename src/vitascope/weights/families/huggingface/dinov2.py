@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface.model_type import (
     BASE,
     BLOCK,
@@ -66,7 +67,7 @@ class Dinov2ViT(ModelType):
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "cls_mean"),
         head=("linear", "none"),
-        outputs=("exclusive", "independent"),
+        outputs=CLASSES,
         remainder=("rejected", "cut"),
     )
     ignored = ("embeddings.mask_token",)

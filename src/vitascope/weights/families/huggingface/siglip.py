@@ -14,6 +14,7 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface.clip import VISION, VisionOfWhole, nested
 from vitascope.weights.families.huggingface.model_type import BASE, classifier_options, number
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, supporting
@@ -52,7 +53,7 @@ class Siglip(VisionOfWhole):
         class_token=(None, False),
         pool=("map", "mean"),
         head=("linear", "none"),
-        outputs=("exclusive", "independent"),
+        outputs=CLASSES,
         remainder=("rejected", "cut"),
     )
 
