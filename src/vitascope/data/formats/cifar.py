@@ -6,6 +6,7 @@ Archives are read member by member, in place.
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -15,19 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.decoding import ImageSource
-from vitascope.data.formats.archive import (
-    archive_errors,
-    is_tar,
-    open_tar,
-    reject_member,
-    tar_content,
-    tar_members,
-)
+from vitascope.data.formats.archive import archive_errors, is_tar, open_tar, tar_content, tar_members
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.pickles import load_pickle
 
 PIXELS = 3 * 32 * 32
 """Bytes of an image: the red plane, row by row, then the green, then the blue one."""
@@ -70,7 +63,7 @@ class Cifar(DataFormat):
     """A folder of CIFAR's files, or a tar with them in at most one folder, compressed or not.
 
     The published test set is `test`. Classes have the names in the files, for CIFAR-100 the fine ones. Images
-    are uint8 (32, 32, 3), views of the files' contents.
+    are uint8 (32, 32, 3), views of one array per file.
     """
 
     def matches(self, data: str) -> bool:
@@ -91,16 +84,13 @@ class Cifar(DataFormat):
         path = Path(data)
         parts: dict[str, _Batch] = {}
         class_names: tuple[str, ...] = ()
-        form = None
+        form = _FORMS[0]
         with archive_errors(path):
-            for name, content in _contents(path):
-                form = form or _form_of(name)
-                if form is not None and name == form.meta:
+            for form, name, content in _contents(path):
+                if name == form.meta:
                     class_names = _read_names(form, content, f"{path}: {name}")
-                elif form is not None and name in form.files:
+                else:
                     parts[name] = _read_batch(form, content, f"{path}: {name}")
-        if form is None:
-            raise UserError(f"{path}: has none of the files of CIFAR-10 or CIFAR-100")
         missing = [name for name in (*form.train, form.test) if name not in parts]
         missing += [] if class_names else [form.meta]
         if missing:
@@ -118,29 +108,24 @@ def _image_set(name: str, batches: list[_Batch], class_names: tuple[str, ...]) -
     return ImageSet(name, sources, ClassIndices(labels, class_names))
 
 
-def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file that may be CIFAR's."""
-    if path.is_dir():
-        form = _form_of_folder(path)
-        for name in form.files if form is not None else ():
+def _contents(path: Path) -> Iterator[tuple[_Form, str, bytes]]:
+    """Yield form, name and content of each of CIFAR's files; all have the form of the first."""
+    form = _form_of_folder(path) if path.is_dir() else None
+    if form is not None:
+        for name in form.files:
             if (path / name).is_file():
                 _check_size((path / name).stat().st_size, f"{path}: {name}")
-                yield name, (path / name).read_bytes()
+                yield form, name, (path / name).read_bytes()
         return
-    seen = set()
     with open_tar(path) as tar:
         for member in tar_members(tar, path):
             name = _own_name(member.name)
-            if _form_of(name) is None or member.isdir():
+            form = form or _form_of(name)
+            if form is None or name not in form.files or not member.isreg():
                 continue
-            if not member.isreg() or member.issparse():
-                reject_member(path, member.name, "not a plain file")
-            if name in seen:
-                reject_member(path, member.name, "a duplicate")
-            seen.add(name)
             _check_size(member.size, f"{path}: {name}")
             with tar_content(tar, member) as content:
-                yield name, b"".join(iter(lambda: content.read(2**18), b""))
+                yield form, name, b"".join(iter(lambda: content.read(2**18), b""))
 
 
 def _own_name(member: str) -> str:
@@ -183,98 +168,58 @@ def _read_batch(form: _Form, content: bytes, where: str) -> _Batch:
 
 def _from_pickle(form: _Form, content: bytes, where: str) -> _Batch:
     values = read_pickle(content, where)
-    pixels, labels = values.get("data"), values.get(form.labels_key)
-    if not (isinstance(pixels, np.ndarray) and pixels.shape[1:] == (PIXELS,)):
-        found = f"uint8 {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
-        raise UserError(f"{where}: 'data' must be uint8 (N, {PIXELS}), not {found}")
-    known = labels if isinstance(labels, list) else []
-    if len(known) != len(pixels) or not known or any(type(k) is not int or abs(k) >= 2**31 for k in known):
+    pixels, labels = values.get("data"), np.array(values.get(form.labels_key))
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
+        kind = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+        raise UserError(f"{where}: 'data' must be uint8 (N, {PIXELS}), not {kind}")
+    if labels.shape != (len(pixels),) or labels.dtype.kind != "i":
         raise UserError(
-            f"{where}: {len(pixels)} images need as many integers in {form.labels_key!r}, not {len(known)}"
+            f"{where}: {len(pixels)} images need as many integers in {form.labels_key!r}, not "
+            f"{labels.dtype} {labels.shape}"
         )
-    return pixels, np.array(known, dtype=np.int64)
+    return pixels, labels.astype(np.int64)
 
 
 def _read_names(form: _Form, content: bytes, where: str) -> tuple[str, ...]:
-    found: Any = content.split(b"\n")
+    names: Any = content.split(b"\n")
     if form.names_key:
-        found = read_pickle(content, where).get(form.names_key)
-    if not (isinstance(found, list) and all(isinstance(name, str | bytes) for name in found)):
-        raise UserError(f"{where}: no list of class names in {form.names_key!r}")
-    texts = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in found]
-    names = tuple(text.strip() for text in texts if text.strip())
-    if len(names) != form.classes or len(set(names)) != form.classes:
-        raise UserError(f"{where}: {len(set(names))} different class names, not {form.classes}")
-    return names
+        names = read_pickle(content, where).get(form.names_key)
+    listed = names if isinstance(names, list) else []
+    texts = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in listed]
+    texts = [text.strip() for text in texts if text.strip()]
+    if len(texts) != form.classes or len(set(texts)) != form.classes:
+        raise UserError(f"{where}: {len(set(texts))} different class names, not {form.classes}")
+    return tuple(texts)
 
 
-MAX_TUPLES = 100
-"""Pickling an array takes six or seven."""
+_ADMITTED = {
+    ("numpy.core.multiarray", "_reconstruct"),  # NumPy 1
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),  # bytes, up to protocol 2
+}
+"""The names in a pickled array of bytes."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's unpickler for the names of `_ADMITTED` alone: no other object can be reached or called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"the pickle refers to {f'{module}.{name}'[:200]!r}")
+        return super().find_class(module, name)
 
 
 def read_pickle(content: bytes, name: str) -> dict[str, Any]:
-    """A pickled dictionary of numbers, texts, bytes, lists, tuples and arrays of bytes (read-only), written
-    by Python 2 or 3, up to protocol 4; keys that are bytes become text. `name` stands in messages."""
+    """A pickled dictionary of plain values and arrays, written by Python 2 or 3, up to protocol 4; keys that
+    are bytes become text. `name` stands in messages."""
     try:
-        values = load_pickle(content, _ADMITTED.get, max_tuples=MAX_TUPLES)
-        if not isinstance(values, dict):
-            raise pickle.UnpicklingError(f"it contains a {type(values).__name__}, not a dictionary")
-    except (pickle.UnpicklingError, ValueError) as error:
+        values = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+    except Exception as error:  # damaged pickles raise nearly any
         raise UserError(f"{name}: rejected: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{name}: rejected: it contains a {type(values).__name__}, not a dictionary")
     return {
-        key.decode("latin-1") if isinstance(key, bytes) else str(key): (
-            value.values if isinstance(value, _Array) else value
-        )
-        for key, value in values.items()
+        key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in values.items()
     }
-
-
-class _StandIn:
-    """A stand-in for a function of NumPy's, without attributes to change."""
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Any) -> None:
-        self._make = make
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._make(*arguments)
-
-    def __setstate__(self, state: Any) -> None:
-        raise ValueError("a function has no state")
-
-
-class _Kind:
-    """A stand-in for a NumPy dtype; that of bytes has no byte order."""
-
-    def __init__(self, name: Any, *_: Any) -> None:
-        if name != "u1":
-            raise ValueError(f"an array of {str(name)[:40]!r}, not of bytes")
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _Array:
-    """A stand-in for a NumPy array, which `__setstate__` fills with bytes that the pickle contains."""
-
-    values: npt.NDArray[np.uint8] | None = None
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, content = state
-        if isinstance(content, str):  # bytes of Python 2
-            content = content.encode("latin-1")
-        if not isinstance(content, bytes) or not isinstance(kind, _Kind) or fortran:
-            raise ValueError("an array without type or content, or column by column")
-        self.values = np.frombuffer(content, np.uint8).reshape(shape)
-
-
-_MADE = _StandIn(lambda *_: _Array())  # the arguments are a placeholder's: class, shape (0,), type "b"
-_ADMITTED = {
-    "numpy.core.multiarray._reconstruct": _MADE,  # NumPy 1
-    "numpy._core.multiarray._reconstruct": _MADE,
-    "numpy.ndarray": _StandIn(None),
-    "numpy.dtype": _StandIn(_Kind),
-    "_codecs.encode": _StandIn(lambda text, encoding: text.encode("latin-1")),  # bytes, up to protocol 2
-}
-"""The names in a pickled array of bytes."""
