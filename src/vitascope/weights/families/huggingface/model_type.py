@@ -94,8 +94,8 @@ class ModelType(Family):
         values = {**self.defaults, **source.config}
         embed_dim = int(number(source, values, "hidden_size", least=1))
         options: dict[str, Any] = {
-            "image_size": sides(values["image_size"], source.name),
-            "patch_size": sides(values["patch_size"], source.name),
+            "image_size": sides(values["image_size"]),
+            "patch_size": sides(values["patch_size"]),
             "in_channels": values["num_channels"],
             "embed_dim": embed_dim,
             "depth": values["num_hidden_layers"],
