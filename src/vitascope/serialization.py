@@ -57,21 +57,12 @@ _JSON = json.JSONDecoder(
 def read_yaml(path: str | os.PathLike[str]) -> Any:
     """The value of a YAML file; an OSError, or a ValueError with the reason in one line."""
     with open(path, encoding="utf-8") as file:
-        return parse_yaml(file.read())
-
-
-def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; a ValueError with the reason in one line."""
+        text = file.read()
     try:
         value = yaml.load(text, _Loader)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    except (
-        yaml.YAMLError,
-        AttributeError,
-        LookupError,
-        TypeError,
-    ) as error:  # the last: for !!int and others
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError) as error:  # of tags such as !!int
         raise ValueError(_in_one_line(error)) from error
     _check_plain(value)
     return value

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -229,7 +230,9 @@ def _read_pickle(path: Path, zipped: bool) -> Weights:
     with _rejecting(path, "broken, truncated or not a state dict of PyTorch"):
         if zipped:
             _check_unpacked(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # DeiT's `args`, beside its `model`
+        # DeiT has `args`, a Namespace, beside its `model`. What torch warns of stands in its error.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     state = _unwrap(path, loaded)
     size, total = path.stat().st_size, sum(tensor.nbytes for tensor in state.values())
