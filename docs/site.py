@@ -38,8 +38,8 @@ COPIED = {
 
 
 def help_of(command: str) -> str:
-    """The page of a command: what `--help` prints."""
-    words = [sys.executable, "-m", "vitascope", command, "--help"]
+    """The page of a command: what `--help-all` prints."""
+    words = [sys.executable, "-m", "vitascope", command, "--help-all"]
     env = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT / "src")}
     text = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
     return f"# vitascope {command}\n\n```text\n{text.rstrip()}\n```\n"

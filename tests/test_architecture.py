@@ -191,9 +191,12 @@ def test_model_imports_only_torch() -> None:
     assert not {name: modules for name, modules in outside.items() if modules}
 
 
-def test_only_one_module_imports_peer_libraries() -> None:
-    peers = {"timm", "transformers", "torchvision"}
-    exceptions = {"vitascope.weights.foreign": {"timm", "transformers"}}
+def test_two_modules_import_peer_libraries() -> None:
+    peers = {"timm", "transformers", "torchvision", "open_clip"}
+    exceptions = {
+        "vitascope.weights.foreign": {"timm", "transformers"},
+        "vitascope.text.text_model": {"transformers", "open_clip"},
+    }
     found = {
         module_of(path): {name.split(".")[0] for name in imports(path)}
         & peers - exceptions.get(module_of(path), set())

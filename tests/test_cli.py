@@ -29,11 +29,11 @@ from tests.training import undrawn
 from vitascope import __version__
 from vitascope.__main__ import main as installed
 from vitascope.cli import COMMANDS, main
-from vitascope.cli.parsing import flags_of
-from vitascope.cli.train import Train, parse_run
+from vitascope.cli.parsing import fields_of, options_by_name, parse
+from vitascope.cli.train import Train
 from vitascope.data.samples import PHOTOS
 from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
-from vitascope.options.recipes import RECIPES
+from vitascope.options.recipes import RECIPES, TrainConfig
 from vitascope.report import write
 from vitascope.training import train
 from vitascope.weights.loading import save_pretrained
@@ -75,14 +75,40 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_lists_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = fields_of(COMMANDS[command])
+    names = {"--help": "", "--to": "--format"}  # the first name of one option
+    listed = {names.get(name, name) for name in listed_options([command, "--help-all"], capsys)} - {""}
+    assert listed == options_by_name(fields).keys()
+    short = {names.get(name, name) for name in listed_options([command, "--help"], capsys)} - {""}
+    assert short < listed if any(field.is_group for field in fields) else short == listed
+
+
+def listed_options(argv: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """The options in a printed help."""
     with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
+        main(argv)
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert f"vitascope {command}" in out
-    listed = set(re.findall(r"^[^\w\n-]{0,3}(?:-h, |-k INT, )?(--[a-z][\w-]*)", out, re.MULTILINE))
-    named = {"--to": "--format"}  # the first name of one option
-    assert {named.get(name, name) for name in listed} == {"--help", *flags_of(COMMANDS[command])}
+    assert f"vitascope {argv[0]}" in out
+    return set(re.findall(r"^[^\w\n-]{0,3}(?:-h, |-k INT, )?(--[a-z][\w-]*)", out, re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_help_of_a_training_fits_a_terminal_of_100_by_40(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert len(listed_options([command, "--help"], capsys)) <= 16
+    with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    assert len(capsys.readouterr().out.rstrip().splitlines()) < 40
+
+
+def test_help_has_the_defaults_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, rate in (([], "0.006"), (["--recipe", "finetune"], "0.0001")):
+        with contextlib.suppress(SystemExit):
+            main(["train", *argv, "--help"])
+        assert f"Peak learning rate. (default: {rate})" in capsys.readouterr().out
 
 
 def test_ctrl_c_during_the_import_of_the_commands_ends_in_one_line(
@@ -124,7 +150,7 @@ def test_thread_of_a_library_that_hangs_does_not_keep_a_stopped_program(
 @pytest.mark.parametrize("command", ["train", "pretrain"])
 def test_help_names_every_recipe(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([command, "--help-all"])
     (listed,) = re.findall(r"--recipe (.*?)--config", capsys.readouterr().out, re.DOTALL)
     assert set(RECIPES) <= set(re.findall(r"[a-z][a-z0-9-]*", listed))
 
@@ -146,14 +172,18 @@ def test_help_breaks_lines_only_after_sentences(source: Path) -> None:
     assert [(name, line) for name, line in lines if not line.endswith(".")] == []
 
 
-@pytest.mark.parametrize("argv", [["--help"], *([command, "--help"] for command in COMMANDS)])
+@pytest.mark.parametrize(
+    "argv", [["--help"], *([command, word] for command in COMMANDS for word in ("--help", "--help-all"))]
+)
 def test_help_fits_80_columns(
     argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with contextlib.suppress(SystemExit):
         main(argv)
-    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+    usage, *lines = capsys.readouterr().out.splitlines()  # tyro does not wrap the usage
+    assert usage.startswith("usage:")
+    assert [line for line in lines if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("module", sorted((ROOT / "cli").glob("*.py")), ids=lambda module: module.name)
@@ -471,7 +501,7 @@ def test_model_options_are_trained_saved_and_reproduced(
 def test_named_set_of_model_options_is_given_with_others() -> None:
     words = ["--recipe", "deit3", "--model-options", "num_registers=1", "modern", "window=[2, 3]"]
     options = {"positions": "rotary", "num_registers": 1, "layer_scale": 0.1, "window": [2, 3]}
-    assert parse_run(Train, "train", words).option("model_options") == options
+    assert TrainConfig(**parse(Train, "train", words).training).option("model_options") == options
 
 
 def test_trained_weights_are_fine_tuned_on_other_classes(
@@ -582,13 +612,22 @@ def test_trained_model_is_not_advised_to_start_from_itself(
             "error: broken.jpg/learn: cannot write there: Not a directory; name a new folder\n",
         ),
         (["train", "--lengths", "3"], "unknown option '--lengths'"),
-        (["train", "--optimizer", "adam"], "takes adamw, muon, sgd, not 'adam'; nearest: adamw; see"),
+        (
+            ["train", "--optimizer", "adam"],
+            "invalid choice 'adam' for argument '--optimizer'. Expected one of ('adamw'",
+        ),
         (["explain", "--method", "gradcam"], "unknown method 'gradcam'; nearest: grad-cam; it is one of"),
-        (["train", "--lr", "x"], "--lr takes FLOAT, not 'x'; see"),
-        (["train", "--workers", "x"], "--workers takes INT, not 'x'; see"),
-        (["train", "--batch-size"], "--batch-size needs a value; see"),
-        (["embed"], "missing: MODEL, DATA, --out; see `vitascope embed --help`"),
-        (["zero-shot", "x", "y"], "missing: --classes; see"),
+        (["train", "--lr", "x"], "--lr: could not convert string to float: 'x'; see"),
+        (
+            ["train", "--workers", "x"],
+            "--workers: no type matching INT could be instantiated from ['x']; see",
+        ),
+        (["train", "--batch-size"], "Missing value for argument '--batch-size'. Expected 1 values; see"),
+        (
+            ["embed"],
+            "Missing from vitascope embed: MODEL (required) DATA (required) --out FILE (required); see",
+        ),
+        (["zero-shot", "x", "y"], "Missing from vitascope zero-shot: --classes NAME ... (required); see"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
@@ -616,11 +655,11 @@ def test_existing_run_folder_is_rejected_and_not_touched(
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["train", "--epochs", "many"], "--epochs takes INT, not 'many'"),
-        (["train", "--image-size", "1", "2", "3"], "--image-size takes INT or INT INT, not '1', '2', '3'"),
-        (["train", "--image-size"], "--image-size takes INT or INT INT, not nothing"),
-        (["train", "--levels", "4095"], "--levels takes FLOAT FLOAT, not '4095'"),
-        (["train", "--keep", "worst"], "--keep takes auto, best, last, not 'worst'"),
+        (["train", "--epochs", "many"], "--epochs: no type matching INT could be instantiated from ['many']"),
+        (["train", "--image-size", "1", "2", "3"], "--image-size: no type matching INT|{INT INT}"),
+        (["train", "--image-size"], "--image-size"),
+        (["train", "--levels", "4095"], "--levels"),
+        (["train", "--keep", "worst"], "invalid choice 'worst' for argument '--keep'"),
         (["train", "--lr"], "--lr"),
         (["evaluate"], "MODEL"),
     ],

@@ -77,7 +77,7 @@ def test_unreadable_images_are_named_with_status_1(
         (["runs/tiny", "data", "--out", "f.npz", "--layer", "4"], "no layer 4: the model has 1, 0 to 0"),
         (
             ["runs/tiny", "data", "--out", "f.npz", "--pool", "max"],
-            "--pool takes cls, cls_mean, mean, not 'max'",
+            "invalid choice 'max' for argument '--pool'",
         ),
         (["runs/tiny", "data", "--out", "f.npz", "--columns", "label=x"], "columns is about a table"),
         (["runs/tiny", "data", "--out", "nowhere/f.npz"], "nowhere: no such folder"),

@@ -128,7 +128,6 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
         (["t.csv", "--columns", "label=a"], "predict reads no labels"),
         (["t.csv", "--labels", "one"], "predict reads no labels"),
         (["t.csv"], "no column of image paths among a, b; name it: columns image="),
-        (["t.json"], "a file of one JSON value"),
         (["s3://bucket/t.csv"], "a table in a store"),
     ],
 )
@@ -136,7 +135,6 @@ def test_what_is_no_request_for_a_table_is_one_line(
     here: SimpleNamespace, capsys: pytest.CaptureFixture[str], asked: list[str], line: str
 ) -> None:
     (here.root / "t.csv").write_text("a,b\n1,2\n")
-    (here.root / "t.json").write_text("{}")
     assert line in error_line([*RUN, *asked], capsys)
 
 
@@ -264,9 +262,9 @@ def test_finished_file_is_counted_again_when_resumed(
         (["data", "nowhere.jpg"], "nowhere.jpg: no such file"),
         (["data", "--top-k", "0"], "top_k must be at least 1, not 0"),
         (["data", "--resume"], "--resume needs a file: --out FILE"),
-        (["data", "--out", "o.txt"], "o.txt: a result file ends in .jsonl, .parquet or .csv"),
+        (["data", "--out", "o.txt"], "o.txt: a result file ends in .jsonl, .parquet, .csv"),
         (["data", "--threshold", "0.3"], "a threshold is for models that predict any number of classes"),
-        (["data", "--threshold", "30"], "threshold is a probability from 0 to 1, not 30"),
+        (["data", "--threshold", "30"], "threshold must be in [0, 1], not 30"),
         (["data", "--probabilities"], "--probabilities needs --out FILE or --json"),
         (["data", "--out", "o.csv", "--top-k", "2"], "has the most probable class of each image: leave out"),
         (["data", "--out", "nowhere/o.jsonl"], "nowhere: no such folder"),

@@ -21,7 +21,7 @@ from vitascope.weights.builtin import DEFAULT
 def test_help_lists_every_option_and_imports_no_torch() -> None:
     code = (
         "import sys; from vitascope.cli import main\n"
-        "try: main(['serve', '--help'])\n"
+        "try: main(['serve', '--help-all'])\n"
         "except SystemExit: print('torch' in sys.modules, 'fastapi' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -89,7 +89,7 @@ def test_json_has_every_value(
         (["runs/tiny", PICTURE, "data", "-k", "0"], "k must be at least 1, not 0"),
         (["runs/tiny", PICTURE, "data", "-k", "few"], "-k"),
         (["runs/tiny", PICTURE, "data", "--layer", "4"], "no layer 4: the model has 1, 0 to 0"),
-        (["runs/tiny", PICTURE, "data", "--pool", "max"], "--pool takes cls, cls_mean, mean, not 'max'"),
+        (["runs/tiny", PICTURE, "data", "--pool", "max"], "invalid choice 'max' for argument '--pool'"),
         (["runs/tiny", PICTURE, "data", "--columns", "label=x"], "columns is about a table"),
         (["runs/tiny", PICTURE, "data", "--out", "f.jpg"], "the name has to end in .png"),
         (["runs/tiny", PICTURE, "other", "--out", PICTURE], "is the PICTURE, which would be lost"),

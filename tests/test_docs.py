@@ -1,10 +1,8 @@
 """Every command and snippet of the README and the docs is run, in the order in which a reader meets them."""
 
-import ast
 import asyncio
 import dataclasses
 import functools
-import inspect
 import json
 import os
 import re
@@ -26,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
 from tests import forked
-from tests.browser import browser_path
+from tests.browser import HAS_BROWSER
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
 from tests.stores import Store
@@ -36,7 +34,7 @@ from tests.trackers import install
 from tests.training import undrawn
 from vitascope.cache import cache_folder
 from vitascope.cli import main
-from vitascope.cli.parsing import parse
+from vitascope.cli.parsing import documentation, parse
 from vitascope.cli.ship import Export, Serve
 from vitascope.data import datasets, listing, loading, pack, reading, splits, table_options
 from vitascope.data.formats import archive, folder, hub, published, shards
@@ -112,7 +110,7 @@ def readers_folder(tmp_path: Path, shallow_built_in: Path, monkeypatch: pytest.M
     (folder / "pets").mkdir()
     for photo in (folder / "photos").rglob("*.jpg"):
         shutil.copy(photo, folder / "pets" / f"{photo.parent.name}_{photo.name}")
-    if find_spec("tokenizers") is not None:
+    if find_spec("transformers") is not None:
         write_clip(folder / "clip")
     (folder / "decisions.csv").write_text("image,content,decision,label\n")  # that the page of an audit saves
     monkeypatch.chdir(folder)
@@ -270,7 +268,7 @@ def test_page_runs_from_top_to_bottom(
     if "from datasets import" in text:
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
     if "vs.zero_shot" in text:
-        pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+        pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
     monkeypatch.setattr(on_ray, "connected", lambda address: nullcontext())
     here = lambda loop, parts, task, wanted: parts.compute(task, loop.engine, wanted)  # noqa: E731
     monkeypatch.setattr(on_ray.RayLoop, "__call__", here)  # tests/predict/test_on_ray.py starts a Ray
@@ -295,7 +293,7 @@ def test_page_runs_from_top_to_bottom(
                 curl(step, served)
             elif program == "vitascope" and "s3://" in step and bucket is None:
                 continue  # s3fs or moto is not installed
-            elif step.startswith("vitascope page") and browser_path() is None:
+            elif step.startswith("vitascope page") and not HAS_BROWSER:
                 continue
             elif program == "vitascope":
                 if bucket is not None:
@@ -465,12 +463,7 @@ def test_modules_of_timm_in_the_readme_are_those_of_the_page_of_checkpoints() ->
 
 def augmentation_table() -> str:
     """Every option of augmentation with its own words, and its value in three recipes."""
-    (body,) = ast.parse(inspect.getsource(AugmentationOptions)).body
-    assert isinstance(body, ast.ClassDef)
-    said = {}
-    for field, words in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
-            said[ast.unparse(field.target)] = ast.literal_eval(words.value).removesuffix(".")
+    said = {name: text.splitlines()[0].removesuffix(".") for name, text in documentation(AugmentationOptions)}
     assert list(said) == [field.name for field in dataclasses.fields(AugmentationOptions)]
     recipes = ("base", "small-data", "digits")
     lines = [f"| option | what | {' | '.join(f'`{name}`' for name in recipes)} |", "|---|---|--:|--:|--:|"]

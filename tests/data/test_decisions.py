@@ -78,7 +78,7 @@ def test_decisions_come_before_the_split(photos: Path) -> None:
         open_data(str(photos), table=TableOptions(audit=write(photos.parent, rows)))
 
 
-@pytest.mark.parametrize("options", [{"delimiter": ";"}, {"encoding": "utf-16"}, {"encoding": "utf-8-sig"}])
+@pytest.mark.parametrize("options", [{"delimiter": ";"}, {"encoding": "utf-8-sig"}])
 def test_file_may_have_been_saved_by_a_spreadsheet(photos: Path, options: dict[str, Any]) -> None:
     write_picture(photos / "cat" / 'é, "x".png', seed=99)
     audit = write(photos.parent, [row(photos, 'cat/é, "x".png', "DROP")], **options)

@@ -47,7 +47,7 @@ def test_paths_of_a_frame_are_relative_to_a_folder(tmp_path: Path) -> None:
 def test_errors_name_the_frame_instead_of_its_file() -> None:
     with pytest.raises(UserError, match=r"^the DataFrame: no column of image paths among a"):
         lines(pandas.DataFrame({"a": [1]}))
-    with pytest.raises(UserError, match="several columns of the same name: path, path"):
+    with pytest.raises(UserError, match="the columns path, path may each be that of the image"):
         lines(pandas.DataFrame([["a", "b"]], columns=["path", "path"]))
     frame = pandas.DataFrame({"path": ["a.png"]})
     with (

@@ -43,11 +43,6 @@ def test_mixing_slices_equals_mixing_the_batch(seed: int, step: int, mixing: Mix
         assert torch.equal(together, torch.cat(parts))
 
 
-def test_a_slice_that_separates_partners_is_rejected() -> None:
-    with pytest.raises(ValueError, match="not at 3"):
-        Mixing()(*batch(), seed=0, step=0, first=3)
-
-
 @pytest.mark.parametrize("mixing", [MIXUP, CUTMIX])
 def test_pixels_and_targets_are_mixed_in_the_same_proportion(mixing: Mixing) -> None:
     images, targets = batch()

@@ -96,7 +96,7 @@ def test_broken_heic_and_bombs_are_rejected(tmp_path: Path, monkeypatch: pytest.
         read_image(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     path.write_bytes(whole)
-    with pytest.raises(ImageError, match="decompression bomb, 64 x 64 pixels"):
+    with pytest.raises(ImageError, match="cannot be read: 64 x 64 pixels, more than"):
         read_image(path)
 
 
@@ -308,7 +308,7 @@ def test_tensor_has_its_channels_first_or_last(dtype: torch.dtype, layout: tuple
     ("pixels", "complaint"),
     [
         (torch.zeros(3, 8, 3), r"a tensor float32 \(3, 8, 3\) is \(C, H, W\) or \(H, W, C\): give an array"),
-        (torch.zeros(2, 3, 8, 8), "is not one picture: give several as a list"),
+        (torch.zeros(2, 3, 8, 8), "give several pictures as a list"),
         (torch.full((3, 8, 8), -2.0), r"in \[0, 1\], not \[-2, -2\]: .*undo a normalization, pixels \* std"),
         (np.full((8, 8, 3), 200.0), r"in \[0, 1\], not \[200, 200\]: divide pixels up to 255 by 255"),
         (np.full((8, 8, 3), np.nan), "not .nan, nan.: divide"),

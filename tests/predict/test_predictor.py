@@ -177,7 +177,7 @@ def test_pictures_may_be_any_iterable() -> None:
     [
         (
             np.zeros((5, 32, 32, 3), np.uint8),
-            r"uint8 \(5, 32, 32, 3\) is not one picture: give several as a list",
+            r"not uint8 \(5, 32, 32, 3\); give several pictures as a list",
         ),
         (torch.randn(3, 32, 32), r"must lie in \[0, 1\].*undo a normalization"),
         ([torch.zeros(3, 32, 3)], r"\(C, H, W\) or \(H, W, C\)"),

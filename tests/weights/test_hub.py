@@ -210,10 +210,11 @@ def test_the_tokenizer_beside_the_weights_is_fetched(fake: FakeHub) -> None:
         "open_clip_model.safetensors": b"new",
         "tokenizer.json": b"{}",
         "tokenizer_config.json": b"{}",
-        "spiece.model": b"not read",
+        "special_tokens_map.json": b"{}",
+        "spiece.model": b"SigLIP",
     }
     folder = fetch_hub("o/n")
-    assert names_in(folder) == fake.commits[NEW].keys() - {"open_clip_pytorch_model.bin", "spiece.model"}
+    assert names_in(folder) == fake.commits[NEW].keys() - {"open_clip_pytorch_model.bin"}
 
 
 @pytest.mark.parametrize("revision", [None, "main", NEW])

@@ -25,7 +25,7 @@ from vitascope.cli.probe import Probe
 from vitascope.cli.runs import Compare, Report
 from vitascope.cli.ship import Export, Page, Serve
 from vitascope.cli.similar import Similar
-from vitascope.cli.train import Pretrain, Train, parse_run
+from vitascope.cli.train import Pretrain, Train
 from vitascope.cli.zero_shot import ZeroShot
 from vitascope.errors import Interrupted, UserError, printable, suggestion
 
@@ -115,8 +115,7 @@ def _answer(args: list[str]) -> None:
     if args[0] not in COMMANDS:
         raise UserError(f"unknown command {args[0]!r}{suggestion(args[0], COMMANDS)}; see `vitascope --help`")
     command = COMMANDS[args[0]]
-    reading = parse_run if issubclass(command, Train | Pretrain) else parse
-    reading(command, args[0], args[1:]).call()
+    parse(command, args[0], args[1:]).call()
 
 
 def overview() -> str:
@@ -133,6 +132,7 @@ def overview() -> str:
         "model that comes with vitascope. DATA is a folder of images, `digits`,\n"
         "`cifar10` or another known name, an archive, shards, or a hub id. Both may be\n"
         "URLs of a store, such as s3://bucket/photos (docs/scale.md).\n"
-        "`vitascope COMMAND --help` lists a command's options; `vitascope --version`\nprints the version."
+        "`vitascope COMMAND --help` lists the main options of a command, and\n`--help-all` all of them; "
+        "`vitascope --version` prints the version."
     )
     return "\n".join(lines)

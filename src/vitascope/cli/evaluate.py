@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitascope.cli.parsing import Device, Json, MaybeInt, MaybeText, Model, Precision, Views, arguments_of
+from vitascope.cli.parsing import Device, Json, Model, Precision, Views, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, listed
@@ -26,15 +26,15 @@ class Evaluate:
 
     model: Model
     """A run folder, a model folder or file, a hub id, or an exported model (.onnx, .xml)."""
-    data: MaybeText = None
+    data: str | None = None
     """`digits`, a folder with test/<class>/, val/<class>/ or <class>/, a table, or another DATA.
     Images that the run was trained on are left out and counted.
     Default: the run's own test images."""
-    rename: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=CLASS ...", help_behavior_hint="")] = ()
+    rename: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=CLASS ...")] = ()
     """Classes of --data that have another name in the model, such as `--rename birds=bird`."""
     table: DataOptions = dataclasses.field(default_factory=TableOptions)
     """How DATA are read."""
-    batch_size: MaybeInt = None
+    batch_size: int | None = None
     """Images per batch. Default: 128; on a GPU as many as keep it busy."""
     views: Views = 1
     precision: Precision = "auto"

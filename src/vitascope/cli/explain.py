@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vitascope.cli.parsing import (
-    Device,
-    Flag,
-    Json,
-    MaybeFloat,
-    MaybeInt,
-    MaybeModel,
-    MaybePath,
-    MaybeSize,
-    MaybeText,
-)
+from vitascope.cli.parsing import Device, Flag, Json, MaybeModel
 from vitascope.data.table_options import is_table
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -38,7 +28,7 @@ if TYPE_CHECKING:
     from vitascope.explain.targets import TargetLike
     from vitascope.model.vision_model import VisionModel
 
-MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")]
+MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN")]
 SAMPLED = 50
 """Pictures for --compare and `distance`, by default."""
 SHOWN = 32
@@ -64,48 +54,45 @@ class Explain:
     """A run folder, a model folder or file, or a hub id.
     Default, also before a PICTURE: the built-in cifar10."""
     data: tyro.conf.Positional[
-        Annotated[tuple[str, ...], tyro.conf.arg(metavar="[PICTURE or DATA ...]", help_behavior_hint="")]
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="[PICTURE or DATA ...]")]
     ] = ()
     """A picture; several, or folders, with --out FOLDER.
     For `distance` and --compare a folder or any other DATA. Default: a run's test images."""
-    method: MaybeText = None
+    method: str | None = None
     """What to show: one of the above, or a heatmap.
     By attention: attention, rollout, gradient-rollout.
     By gradients: libra, integrated-gradients, grad-cam, layer-cam.
     By hiding or moving patches: occlusion, patching.
     Default: integrated-gradients, the most faithful in docs/gallery.md."""
-    target: MaybeText = None
+    target: str | None = None
     """The class to explain, by name or number. Default: the most probable class."""
-    versus: MaybeText = None
+    versus: str | None = None
     """Explain why the target rather than this class."""
-    like: MaybePath = None
+    like: Path | None = None
     """Explain the similarity to this other picture, by the cosine of the two representations."""
-    layer: MaybeInt = None
+    layer: int | None = None
     """The layer, from 0; -1 is the last. Default: the last; for layer-cam the first."""
-    head: MaybeInt = None
+    head: int | None = None
     """The head, from 0. Default: the mean of all heads."""
     patch: MaybePatch = None
     """The patch whose attention is shown, from 0. Default: the one in the middle."""
-    fusion: Annotated[
-        Literal["mean", "max", "min"] | None,
-        tyro.conf.arg(metavar="{mean,max,min}", help_behavior_hint=""),
-    ] = None
+    fusion: Literal["mean", "max", "min"] | None = None
     """How rollout fuses the heads. Default: mean."""
-    discard: MaybeFloat = None
+    discard: float | None = None
     """Share of each layer's weights, the smallest, that rollout drops. Default: 0."""
-    image_size: MaybeSize = None
+    image_size: Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="INT | HEIGHT WIDTH")] = None
     """Resize pictures to this side, or this height and width, in pixels. Default: the model's own size."""
     evidence: Flag = False
     """Beside a heatmap: the deletion curve, and the p-value of a test against 99 random maps."""
     compare: Flag = False
     """Measure how faithful every method is on DATA, and print the table."""
-    images: MaybeInt = None
+    images: int | None = None
     """With --compare and `distance`: the number of pictures, drawn by --seed. Default: 50."""
-    seed: MaybeInt = None
+    seed: int | None = None
     """With --compare and `distance`: the seed of the sample, and of the random maps. Default: 0."""
     json: Json = False
     device: Device = "auto"
-    out: MaybePath = None
+    out: Path | None = None
     """The PNG to write; an existing file is replaced.
     Default: a new file <picture or model>-<method>.png in the run's folder `explain`, else in this folder.
     Of several pictures the folder; repeat an interrupted command to continue it."""

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
-from vitascope.cli.parsing import MaybeInt
 from vitascope.errors import UserError
 from vitascope.predict.compute import Compute
 
@@ -18,13 +17,10 @@ from vitascope.predict.compute import Compute
 class Representation:
     """What is read of the model."""
 
-    layer: MaybeInt = None
+    layer: int | None = None
     """The layer, from 0, whose output is read; -1 is the last.
     Default: the result of the model's own pooling."""
-    pool: Annotated[
-        Literal["cls", "mean", "cls_mean"] | None,
-        tyro.conf.arg(metavar="{cls,mean,cls_mean}", help_behavior_hint=""),
-    ] = None
+    pool: Literal["cls", "mean", "cls_mean"] | None = None
     """The class token, the mean of the patches, or both.
     Default with --layer: that of the model, else `mean`."""
 
@@ -33,11 +29,11 @@ class Representation:
 class Cluster:
     """Where a command on many images computes."""
 
-    engine: Annotated[Literal["local", "ray"], tyro.conf.arg(metavar="{local,ray}")] = "local"
+    engine: Literal["local", "ray"] = "local"
     """`local` computes in this process.
     `ray` computes on the workers of Ray, in parts, into --out; it needs pip install 'vitascope[ray]'.
     Then --workers are the readers of each: by default none, beside a GPU its cores."""
-    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")] = None
+    ray_address: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """With --engine ray: `auto` for the cluster that this machine belongs to, or HOST:PORT of its head.
     Default: Ray on this machine alone, for as long as the command runs."""
 

@@ -9,12 +9,10 @@ from typing import Annotated
 
 import tyro
 
-from vitascope.cli.parsing import Flag, MaybeText
+from vitascope.cli.parsing import Flag
 from vitascope.errors import UserError
 
-ExerciseFolder = tyro.conf.Positional[
-    Annotated[Path, tyro.conf.arg(metavar="[FOLDER]", help_behavior_hint="")]
-]
+ExerciseFolder = tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="[FOLDER]")]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +32,7 @@ class Learn:
     """The folder of the exercises. Default: learn."""
     train: Flag = False
     """Train a small model on the digits, with your right answers and ours for the rest: 15 s on a CPU."""
-    solution: MaybeText = None
+    solution: str | None = None
     """Print our answer to one exercise, such as `attention`."""
 
     def call(self) -> None:

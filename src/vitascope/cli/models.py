@@ -14,9 +14,6 @@ from vitascope.cli.parsing import (
     Device,
     Folder,
     Json,
-    MaybeFloat,
-    MaybeInt,
-    MaybeText,
     Model,
     Precision,
     arguments_of,
@@ -42,7 +39,7 @@ class Convert:
         tyro.conf.arg(aliases=["--to"]),
     ] = "vitascope"
     """The library to load it with; `deit`, `dinov2` and `dinov3` are their own repositories."""
-    images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PICTURE ...", help_behavior_hint="")] = ()
+    images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PICTURE ...")] = ()
     """Pictures to compare the outputs on.
     Default: two photographs from scikit-learn; random tensors for a model without 1 or 3 channels."""
 
@@ -57,7 +54,7 @@ class Convert:
 class Models:
     """List the named models with size, parameters, cost and source."""
 
-    image_size: MaybeInt = None
+    image_size: int | None = None
     """Image side in pixels for the counts. Default: each model's own, mostly 224."""
     num_classes: int = 1000
     """Number of classes of the heads."""
@@ -134,13 +131,13 @@ class Compress:
     """A run folder, a model folder or file, or a hub id."""
     out: Folder
     """The new folder."""
-    merge: MaybeInt = None
+    merge: int | None = None
     """Patches that every block merges with the most similar ones: 8 to 16 of 196; 0 removes merging."""
-    heads: MaybeInt = None
+    heads: int | None = None
     """Attention heads to keep in every block."""
-    mlp_ratio: MaybeFloat = None
+    mlp_ratio: float | None = None
     """Width of the MLPs' hidden layers to keep, over `embed_dim`: 4 in most models."""
-    data: MaybeText = None
+    data: str | None = None
     """DATA with the model's classes: training images decide what is pruned, test images measure the accuracy.
     Default: the run's own, and its validation images if it has less than 1,000 test images."""
     images: int = 512
@@ -189,7 +186,7 @@ class Pack:
     """A folder of images, or any other DATA of `vitascope train`."""
     out: Folder
     """The new folder."""
-    image_size: MaybeInt = None
+    image_size: int | None = None
     """Shrink larger images to this shorter side, in pixels, as JPEG of quality 95.
     Default: copy every file unchanged."""
     shard_mb: int = 256

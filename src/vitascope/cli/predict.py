@@ -16,7 +16,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped, exiting_with_parts
 from vitascope.cli.features import Cluster
-from vitascope.cli.parsing import Flag, MaybeFile, MaybeFloat, MaybeInt, Model, Views
+from vitascope.cli.parsing import Flag, Model, Views
 from vitascope.cli.zero_shot import Classes, Prompts
 from vitascope.data.table_options import DataOptions, TableOptions, is_table
 from vitascope.errors import UserError, printable
@@ -47,19 +47,19 @@ class Predict:
     Of a table (.csv, .jsonl, ...) the images of its rows, in their order."""
     keep_columns: Flag = False
     """With --out and --json: the columns of the table too."""
-    out: MaybeFile = None
+    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Write to FILE.jsonl, one line of JSON per image, to FILE.parquet, or to FILE.csv: image, label, score.
     FILE may be in a store (s3://...). Default: print."""
     resume: Flag = False
     """Resume --out after an interruption, or start it."""
-    top_k: MaybeInt = None
+    top_k: int | None = None
     """The most classes per image. Default: 5; of a model of several classes per image all that apply."""
-    threshold: MaybeFloat = None
+    threshold: float | None = None
     """Of a model of several classes per image: the probability from which on a class applies.
     Default: the model's own threshold of each class."""
-    coverage: MaybeFloat = None
+    coverage: float | None = None
     """Of a calibrated model: share of images whose set of classes holds the right one. Default: 0.95."""
-    familiar: MaybeFloat = None
+    familiar: float | None = None
     """Of a calibrated model: share of images like those of the training that pass as familiar.
     Default: 0.99."""
     probabilities: Flag = False

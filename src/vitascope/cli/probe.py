@@ -10,7 +10,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import exiting_with_cache
-from vitascope.cli.parsing import Json, MaybeText, arguments_of
+from vitascope.cli.parsing import Json, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import aligned, counted
 from vitascope.predict.compute import Compute
@@ -41,15 +41,12 @@ class Probe:
     """Bodies to compare: run folders, model folders or files, hub ids."""
     data: str
     """A folder with <class>/ or train/<class>/ and test/<class>/, a table, or another DATA with labels."""
-    run: MaybeText = None
+    run: str | None = None
     """New folder of the run, or its URL. Default: runs/ and the name of the data."""
-    layers: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT ...", help_behavior_hint="")] = None
+    layers: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT ...")] = None
     """Layers to compare, from 0; -1 is the last.
     Default: the last, and the one at two thirds of the depth."""
-    pools: Annotated[
-        tuple[Literal["cls", "mean", "cls_mean"], ...] | None,
-        tyro.conf.arg(metavar="{cls,mean,cls_mean} ...", help_behavior_hint=""),
-    ] = None
+    pools: tuple[Literal["cls", "mean", "cls_mean"], ...] | None = None
     """The class token, the mean of the patches, or both. Default: all that a body has."""
     seed: int = 0
     """Of the folds, and of the splits that the data do not have."""

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from vitascope.cli.parsing import Device, Json, MaybePath, MaybeText
+from vitascope.cli.parsing import Device, Json
 from vitascope.errors import UserError
 
 RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
@@ -29,7 +30,7 @@ class Report:
 
     run: RunFolder
     """A run folder."""
-    data: MaybeText = None
+    data: str | None = None
     """Where the run's images are now. Default: where they were in training."""
     device: Device = "auto"
 
@@ -61,7 +62,7 @@ class Compare:
         Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")]
     ]
     """2 to 24 run folders, finished or not."""
-    out: MaybePath = None
+    out: Path | None = None
     """Write comparison.txt, and the curves as comparison.png, to this folder; existing files are replaced."""
     json: Json = False
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
-from vitascope.cli.parsing import Device, Flag, MaybePath, MaybeText, Model, Precision, Views
+from vitascope.cli.parsing import Device, Flag, Model, Precision, Views
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.formatting import aligned, counted
@@ -35,10 +36,10 @@ class Export:
     """A run folder, a model folder or file, or a hub id."""
     format: Literal["onnx", "openvino", "torch"] = "onnx"
     """`onnx` runs nearly everywhere; `openvino` on CPUs, in bf16 if they support it; `torch` in PyTorch."""
-    out: MaybePath = None
+    out: Path | None = None
     """The new file.
     Default: export/model.onnx in a run folder, else the model's name in the working directory."""
-    data: MaybeText = None
+    data: str | None = None
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
     input: Literal["pictures", "tensors"] = "pictures"
@@ -57,7 +58,7 @@ class Export:
     The accuracy is compared with fp32 on `--data`, which then needs one folder per class.
     By default also on a run's validation images, if it has less than 1,000 test images.
     The default name is export/model-int8.onnx (.xml)."""
-    calibration: MaybeText = None
+    calibration: str | None = None
     """With `--int8`: DATA without labels, from which the ranges of activations are computed.
     Default: the run's training images, else the training part of `--data`."""
     images: int = 300
@@ -146,25 +147,27 @@ class Page:
     It needs no server and no network.
 
     A headless Chromium, Chrome or Edge proves that it computes what torch computes.
+
+    That needs an extra: pip install 'vitascope[page]'.
     """
 
     model: Model
     """A run folder, a model folder or file, or a hub id."""
-    out: MaybePath = None
+    out: Path | None = None
     """The new file.
     Default: export/model.html in a run folder, else the model's name in the working directory."""
-    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
     """A second model in the file, which the explorer compares with the first on the same picture."""
     weights: Literal["fp16", "int8", "fp32"] = "fp16"
     """Numbers of the weights: `int8` is half as large as `fp16`, and less exact; `fp32` is exact."""
-    data: MaybeText = None
+    data: str | None = None
     """Images to compare on: an image, a folder, or any other DATA of `vitascope train`.
     Default: the run's test images, else parts of two photographs from scikit-learn."""
-    samples: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="")] = ()
+    samples: Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...")] = ()
     """Pictures that the page offers, at most 8: image files or folders of them.
     `none` puts in none, and `test` test images of the run.
     Default: photographs and digits of vitascope that the model knows."""
-    browser: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
+    browser: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
     unproved: Flag = False
     """Keep the file without trying it in a browser."""
@@ -215,9 +218,9 @@ def describe(result: ModelResult, weights: str, compared_on: str, moment: str) -
         return
     proof, computed = result.proof, result.proof.computed
     print(
-        f"proved in {proof.browser}, {computed.kernel}, against torch with these weights on {compared_on}: "
-        f"{proof.agreement.summary}; probabilities differ by at most {proof.probabilities:.1g}, "
-        f"pixels by at most {computed.pixels} of 255"
+        f"proved in {computed.browser}, {computed.kernel}, against torch with these weights on "
+        f"{compared_on}: {proof.agreement.summary}; probabilities differ by at most "
+        f"{proof.probabilities:.1g}, pixels by at most {computed.pixels} of 255"
     )
     print(
         f"ready {computed.unpacking:.1f} s after {moment}; a picture takes "
@@ -238,11 +241,14 @@ class Serve:
     SIGTERM or Ctrl-C stops it after all accepted requests are answered.
     """
 
+    FIRST = ("models", "beside", "host", "port", "workers", "token_file", "device")
+    """The options of the short help."""
+
     models: tyro.conf.Positional[
-        Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODEL | NAME=MODEL ...]", help_behavior_hint="")]
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODEL | NAME=MODEL ...]")]
     ] = (DEFAULT,)
     """A run folder, a model folder or file, a hub id, or an exported file. Default: the built-in cifar10."""
-    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL", help_behavior_hint="")] = None
+    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
     """Another model, which the explorer compares with this one on the same picture."""
     precision: Precision = "auto"
     device: Device = "auto"

@@ -12,7 +12,7 @@ import tyro
 
 from vitascope.cli.exits import exit_if_left_out
 from vitascope.cli.features import Representation, exiting_with_cache
-from vitascope.cli.parsing import Json, MaybePath, Model, arguments_of
+from vitascope.cli.parsing import Json, Model, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted
@@ -40,7 +40,7 @@ class Similar:
     """A folder of images, a table, another DATA, or a file of `vitascope embed`."""
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 12
     """The most images to find."""
-    out: MaybePath = None
+    out: Path | None = None
     """Draw the picture and the images that are found, in this PNG; an existing file is replaced."""
     json: Json = False
     representation: Representation = dataclasses.field(default_factory=Representation)

@@ -3,90 +3,101 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
-from vitascope.cli.parsing import parse
+from vitascope.cli.parsing import Without
 from vitascope.errors import UserError
-from vitascope.options.groups import Balance, Distillation, Masking, MaybeText
-from vitascope.options.recipes import GROUP_OF, RECIPES, TrainConfig
+from vitascope.options.recipes import RECIPES, TrainConfig
+
+if TYPE_CHECKING:
+    from vitascope.training.train import RunResult
+
+START = TrainConfig()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
-class RunCommand(TrainConfig):
-    """The common options of both commands."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunCommand:
+    """The common options of both commands, beside those of the run."""
+
+    RECIPE: ClassVar[str]
+    """The recipe whose options the help shows."""
 
     recipe: Annotated[
         str | None,
         tyro.conf.arg(metavar="NAME", help_behavior_hint=f"(one of {', '.join(sorted(RECIPES))})"),
     ] = None
-    """Recipe that provides the defaults of the options; see docs/training.md."""
-    config: Annotated[str | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
+    """Recipe of the defaults; see docs/training.md."""
+    config: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """config.yaml of a run that provides the defaults instead of a recipe: repeats that run."""
-    resume: MaybeText = None
-    """Run to resume, its URL, one of its checkpoints, or `auto`; only execution options may change."""
+    resume: str | None = None
+    """Run to resume, one of its checkpoints, or `auto`; only execution options may change."""
     missing: Literal["error", "skip"] = "error"
     """What `--resume` does where images of the run are missing or changed.
     `skip` goes on without them, which is recorded."""
+    training: Any = START
+    """Options of the run."""
 
-    named: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """The options of a run that the command line names."""
-
-    def __post_init__(self) -> None:
-        """Check nothing: the library does, whose errors are one clear line."""
+    def defaults(self) -> Self:
+        """The command with the options of its recipe or file, which the help shows."""
+        if self.config is not None:
+            return dataclasses.replace(self, training=TrainConfig.from_yaml(self.config))
+        return dataclasses.replace(self, training=TrainConfig.from_recipe(self.recipe or self.RECIPE))
 
     def call(self) -> None:
         """Run or resume, and print the paths of the results."""
         from vitascope.training import train
         from vitascope.training.distributed import is_first
-        from vitascope.training.train import PretrainResult
 
-        options = {name: self.option(name) for name in self.named}
-        if self.resume is not None:
-            if self.recipe is not None or self.config is not None:
-                raise UserError(
-                    f"--resume takes its options from {self.resume}: leave out --recipe and --config"
-                )
-            result = train.resume(self.resume, missing=self.missing, **options)
-        elif self.missing != "error":
-            raise UserError("--missing is about the images of a run that is resumed: add --resume RUN")
+        if self.resume is None:
+            result = self.start()
+        elif self.recipe is not None or self.config is not None:
+            raise UserError(f"--resume takes its options from {self.resume}: leave out --recipe and --config")
         else:
-            config = None if self.config is None else TrainConfig.from_yaml(self.config)
-            start = train.pretrain if isinstance(self, Pretrain) else train.train
-            result = start(config, recipe=self.recipe, **options)
-        if not is_first():
-            return
-        lines = [f"model  {result.run / 'model'}"]
-        lines += [f"figure {path}" for path in result.figures.values()]
-        lines.append(f"report {result.report}")
-        if isinstance(result, PretrainResult):
-            lines.append(f"next   vitascope train --weights {result.run} --data FOLDER")
-        print("\n".join(lines).replace(str(result.run), result.url or str(result.run)))
+            result = train.resume(self.resume, missing=self.missing, **self.training)
+        if is_first():
+            lines = [f"model  {result.run / 'model'}"]
+            lines += [f"figure {path}" for path in result.figures.values()]
+            lines.append(f"report {result.report}")
+            if isinstance(result, train.PretrainResult):
+                lines.append(f"next   vitascope train --weights {result.run} --data FOLDER")
+            print("\n".join(lines).replace(str(result.run), result.url or str(result.run)))
+
+    def start(self) -> RunResult:
+        """Run the function of the library, whose recipe decides on what is not named."""
+        from vitascope.training import train
+
+        if self.missing != "error":
+            raise UserError("--missing is about the images of a run that is resumed: add --resume RUN")
+        config = None if self.config is None else TrainConfig.from_yaml(self.config)
+        function = train.pretrain if isinstance(self, Pretrain) else train.train
+        return function(config, recipe=self.recipe, **self.training)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Train(RunCommand):
     """Train a classifier; without options, on the embedded digits.
 
     Most runs need two options: `--data FOLDER --minutes 10`.
 
-    Defaults are of the recipe small-data; `--recipe NAME --help` shows others.
-
-    Up to 1,000 images, trained weights, teachers and the digits have own recipes.
-
-    The run folder contains the model, metrics, figures and a report.
-
     Ctrl-C saves a checkpoint and stops; `--resume` continues.
+
+    Defaults are of the recipe small-data; `--recipe NAME --help` shows others.
     """
 
-    masking: tyro.conf.Suppress[Masking] = dataclasses.field(default_factory=Masking)
-    """Options of `pretrain`."""
+    RECIPE = "small-data"
+    FIRST = (
+        *("data", "run", "weights", "recipe", "resume", "minutes", "epochs", "folds"),
+        *("model", "image_size", "batch_size", "lr", "seed", "device"),
+    )
+    """The options of the short help."""
+
+    training: Annotated[TrainConfig, Without(("masking",))] = START
+    """Options of the run."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrain(RunCommand):
     """Learn from images without their labels, by masked patch prediction.
 
@@ -97,22 +108,12 @@ class Pretrain(RunCommand):
     Then `vitascope train --weights RUN` fine-tunes the model.
     """
 
-    balance: tyro.conf.Suppress[Balance] = dataclasses.field(default_factory=Balance)
-    """Options of `train`."""
-    distillation: tyro.conf.Suppress[Distillation] = dataclasses.field(default_factory=Distillation)
-    """Options of `train`."""
-
-
-def parse_run(command: type[RunCommand], name: str, args: Sequence[str]) -> RunCommand:
-    """Parse the options of `train` or `pretrain`; those that are not named have the defaults that the help
-    shows, of a recipe or a file, and the library chooses theirs."""
-    words = [text for word in args for text in word.split("=", 1)]
-    after = dict(itertools.pairwise(words))
-    base = TrainConfig.from_recipe(
-        after.get("--recipe") or ("masked" if command is Pretrain else "small-data")
+    RECIPE = "masked"
+    FIRST = (
+        *("data", "run", "weights", "recipe", "resume", "minutes", "epochs", "target"),
+        *("model", "image_size", "batch_size", "lr", "device"),
     )
-    if "--config" in after:
-        base = TrainConfig.from_yaml(after["--config"])
-    defaults = command(**{field.name: getattr(base, field.name) for field in dataclasses.fields(base)})
-    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word[:2] == "--"}
-    return parse(command, name, args, defaults).replace(named=tuple(names & GROUP_OF.keys()))
+    """The options of the short help."""
+
+    training: Annotated[TrainConfig, Without(("balance", "distillation"))] = START
+    """Options of the run."""

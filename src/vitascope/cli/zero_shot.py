@@ -10,12 +10,11 @@ import tyro
 
 from vitascope.cli.parsing import Device, Folder, Model
 
-Classes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
+Classes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 Prompts = Annotated[
     tuple[str, ...],
     tyro.conf.arg(
         metavar="PROMPT ...",
-        help_behavior_hint="",
         help="Texts with {} for the name, whose vectors are averaged, or the sets `name`, `photo` (a photo "
         'of a {}.) and `photos`, ten texts. Default: "a photo of {}."',
     ),
@@ -36,10 +35,7 @@ class ZeroShot:
     classes: Classes
     """The names of the classes, such as "a cat" "a dog"; or a .txt file of names, one per line."""
     prompts: Prompts = ()
-    outputs: Annotated[
-        Literal["exclusive", "independent"] | None,
-        tyro.conf.arg(metavar="{exclusive,independent}", help_behavior_hint=""),
-    ] = None
+    outputs: Literal["exclusive", "independent"] | None = None
     """One class applies, or any may. Default: exclusive for CLIP, independent for SigLIP."""
     device: Device = "auto"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import logging
 import os
@@ -280,7 +279,6 @@ def _wrapped_in_words(data: str) -> str:
 def _find(data: str) -> tuple[DataFormat, str]:
     """The format of a data set, and the data to open with it."""
     place = os.path.expanduser(data)
-    _check_name(data, place)
     for format in FORMATS if data else ():
         if format.matches(place):
             return (format, place) if isinstance(format, DataFormat) else _find(str(format.contents(place)))
@@ -292,17 +290,6 @@ def _find(data: str) -> tuple[DataFormat, str]:
     hint = "" if os.sep in data else suggestion(data, NAMES)
     kind = "file" if is_table(data) else "folder"
     raise UserError(f"{data or repr(data)}: no such {kind}{hint or mistyped or f'; {_ACCEPTED}'}")
-
-
-def _check_name(data: str, place: str) -> None:
-    """Reject what no file can be called."""
-    try:
-        os.stat(place)
-    except ValueError as error:
-        raise UserError(f"{data}: no such folder: {error}") from error
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"{data}: no such folder: {error.strerror}") from error
 
 
 def sampled_sizes(images: ImageSet) -> npt.NDArray[np.int64]:

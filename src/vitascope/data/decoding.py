@@ -67,6 +67,8 @@ PHONES = "MPO"
 """Pillow's name of a JPEG with a second picture, which phones add."""
 _OF_PAGES = (".tif", ".tiff", ".gif", ".webp")
 _SIXTEEN_BITS: Levels = (0, 65535)
+_BROKEN = (OSError, ValueError, SyntaxError, EOFError, RuntimeError, struct.error)
+"""Pillow's errors for a damaged picture."""
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
@@ -110,7 +112,7 @@ def page_count(image: Image.Image) -> int:
         return 1
     try:
         return int(getattr(image, "n_frames", 1))
-    except (OSError, ValueError, SyntaxError, EOFError, RuntimeError, struct.error):
+    except _BROKEN:
         return 1
 
 
@@ -147,9 +149,7 @@ def image_errors(source: ImageSource) -> Iterator[None]:
         raise ImageError(f"{name}: no such file") from error
     except UnidentifiedImageError as error:
         raise ImageError(f"{name}: not a picture that Pillow can read") from error
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"{name}: a decompression bomb, {error}") from error
-    except (OSError, ValueError, SyntaxError, EOFError, RuntimeError, struct.error) as error:
+    except (*_BROKEN, Image.DecompressionBombError) as error:
         raise ImageError(f"{name}: cannot be read: {error}") from error
 
 
@@ -228,8 +228,6 @@ def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArra
         floats = source.float() if source.is_floating_point() else source
         pixels, name = floats.detach().cpu().numpy(), "a tensor"
     kind = f"{pixels.dtype} {pixels.shape}"
-    if pixels.ndim == 4:
-        raise ImageError(f"{name} {kind} is not one picture: give several as a list, list(pixels)")
     if pixels.ndim == 3:
         channels_last, channels_first = pixels.shape[-1] in (1, 3, 4), pixels.shape[0] in (1, 3)
         if channels_first and channels_last and name == "a tensor":
@@ -240,7 +238,8 @@ def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArra
         if channels_first and not channels_last:
             pixels = pixels.transpose(1, 2, 0)
     if pixels.size == 0 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in (1, 3, 4))):
-        raise ImageError(f"{name} is (H, W), (H, W, 1, 3 or 4) or (1 or 3, H, W), not {kind}")
+        several = "; give several pictures as a list, list(pixels)" if pixels.ndim == 4 else ""
+        raise ImageError(f"{name} is (H, W), (H, W, 1, 3 or 4) or (1 or 3, H, W), not {kind}{several}")
     if np.issubdtype(pixels.dtype, np.floating):
         advice = "divide pixels up to 255 by 255, or undo a normalization, pixels * std + mean"
         pixels = _scaled(pixels, name, advice)

@@ -50,8 +50,6 @@ def data_place(data: DataFrame | str | os.PathLike[str], table: TableOptions) ->
 def _write(frame: DataFrame, path: Path, table: TableOptions) -> None:
     """Write one JSON object per row; the index is left out."""
     names = [str(name) for name in frame.columns]
-    if len(set(names)) < len(names):
-        raise UserError(f"the DataFrame has several columns of the same name: {', '.join(sorted(names))}")
     image = roles_of(names, table, "the DataFrame").image
     base = os.path.abspath(os.path.expanduser(table.images or "."))
     paths = frame[image].map(lambda cell: os.path.join(base, str(cell)), na_action="ignore")

@@ -43,8 +43,7 @@ class Mixing:
         `first` is the place of the slice's first image in the global batch. The last image of an odd batch
         has no partner and stays as it is; the same tensors are returned where nothing is mixed.
         """
-        if first % 2:  # the partner is in another slice
-            raise ValueError(f"a slice must begin at an even position of the global batch, not at {first}")
+        assert first % 2 == 0, "the partner of an odd position is in another slice"
         share, box = self._draw(seed, step, *images.shape[2:])
         if share == 1:
             return images, targets

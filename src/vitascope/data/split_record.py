@@ -144,10 +144,7 @@ class SplitRecord:
                     raise UserError(
                         f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; {advice}"
                     )
-                class_names, place = tuple(head["class_names"]), head["data"]
-                if not all(isinstance(text, str) for text in (*class_names, *head["parts"], place)):
-                    raise ValueError("a name in its first line is not text")
-                class_names = tuple(map(canonical, class_names))
+                class_names, place = tuple(map(canonical, head["class_names"])), head["data"]
                 lines: dict[bool, dict[str, list[tuple[str, Any, str, str | None]]]] = {
                     False: {split: [] for split in head["parts"]},
                     True: defaultdict(list),
@@ -178,8 +175,6 @@ def _recorded_part(
 ) -> RecordedPart:
     names, labels, contents, folds = zip(*lines, strict=True) if lines else ((), (), (), ())
     known = [fold for fold in folds if fold is not None]
-    if len(known) not in (0, len(folds)):
-        raise ValueError("an image without a fold")
     return RecordedPart(
         names,
         targets_from_json(labels, class_names),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Literal
 
 import tyro
@@ -70,8 +69,6 @@ class TableOptions:
             raise UserError(f"columns: a role is given twice in {' '.join(self.columns)}")
         if self.label_separator == "":
             raise UserError("label_separator must be some text, such as ';'")
-        if self.label_separator is not None and self.labels == "one":
-            raise UserError("label_separator divides a cell into several labels, but labels=one is set")
 
     @property
     def named(self) -> dict[str, str]:
@@ -104,8 +101,8 @@ AS_RECOGNIZED = TableOptions()
 
 
 def is_table(data: str) -> bool:
-    """Whether a name is that of a table, or of other JSON, whose reader says why it is none."""
-    return suffix_of(data) in (*TABLE_SUFFIXES, ".json")
+    """Whether a name is that of a table."""
+    return suffix_of(data) in TABLE_SUFFIXES
 
 
 USUAL: dict[str, tuple[str, ...]] = {
@@ -117,14 +114,6 @@ USUAL: dict[str, tuple[str, ...]] = {
 }
 """Usual names of the columns, in any case; a group is only named."""
 LESS_USUAL = ("image_id", "image_name", "file_name")  # where no column has a usual name
-_BOXES = (
-    *({name} for name in ("bbox", "bboxes", "box", "boxes", "bounding_box", "objects")),
-    {"x", "y", "width", "height"},
-    {"x", "y", "w", "h"},
-    {"xmin", "ymin", "xmax", "ymax"},
-    {"x_min", "y_min", "x_max", "y_max"},
-    {"x1", "y1", "x2", "y2"},
-)
 LISTED = 8
 """Columns that a message names."""
 
@@ -145,53 +134,39 @@ class Roles:
 
 def roles_of(names: Sequence[str], options: TableOptions, place: object) -> Roles:
     """The roles of the columns with these names; a UserError that names the columns where one is unclear."""
+    label, *others = (_columns(role, names, options, place) for role in ROLES[1:])
+    split, group, fold = (next(iter(columns), None) for columns in others)
     image = image_column(names, options, place)
-    found = {role: _column(role, names, options, place) for role in ROLES if role != "image"}
-    named = options.named
-    lower = {name.lower() for name in names} - {name.lower() for name in named.values()}
-    boxes = next((box for box in _BOXES if box <= lower), None)
-    if boxes is not None and not {"image", "label"} <= named.keys():
-        raise UserError(
-            f"{place}: a table of boxes ({listed(sorted(boxes), LISTED)}), and vitascope learns classes of "
-            "whole images, not boxes; if it has these too, name their columns: columns image=COLUMN "
-            "label=COLUMN"
-        )
-    label = found["label"]
-    labels = () if label is None else (label,) if label in names else tuple(label.split(","))
-    guess = "label" not in named
-    return Roles(image, labels, found["split"], found["group"], found["fold"], guess)
+    return Roles(image, label, split, group, fold, guess_label="label" not in options.named)
 
 
 def image_column(names: Sequence[str], options: TableOptions, place: object) -> str:
     """The column of image paths; as `roles_of`."""
-    found = _column("image", names, options, place)
-    if found is None:
-        meant = next((name for name in names if get_close_matches(name.lower(), USUAL["image"])), "COLUMN")
-        raise UserError(
-            f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image={meant}"
-        )
-    return found
+    for column in _columns("image", names, options, place):
+        return column
+    raise UserError(
+        f"{place}: no column of image paths among {listed(names, LISTED)}; name it: columns image=COLUMN"
+    )
 
 
-def _column(role: str, names: Sequence[str], options: TableOptions, place: object) -> str | None:
-    """The column of a role; of labels, perhaps several, separated by commas."""
-    if role in options.named:
-        own = {canonical(each): each for each in names}
-        name = own.get(canonical(options.named[role]), options.named[role])
-        parts = name.split(",") if role == "label" and name not in names else [name]
-        parts = [own.get(canonical(part), part) for part in parts]
-        if name and (absent := [part for part in parts if part not in names]):
+def _columns(role: str, names: Sequence[str], options: TableOptions, place: object) -> tuple[str, ...]:
+    """The columns of a role: none, one, or several of labels."""
+    named = {role: canonical(name) for role, name in options.named.items()}
+    stored = {canonical(name): name for name in names}
+    if role in named:
+        several = role == "label" and named[role] not in stored
+        columns = tuple(filter(None, named[role].split(",") if several else [named[role]]))
+        if absent := [column for column in columns if column not in stored]:
             close = suggestion(absent[0], names)
             raise UserError(f"{place}: no column {absent[0]!r}{close}; it has {listed(names, LISTED)}")
-        return ",".join(parts) or None
-    taken = set(options.named.values())
+        return tuple(stored[column] for column in columns)
     for usual in (USUAL[role], LESS_USUAL if role == "image" else ()):
-        found = [name for name in names if name.lower() in usual and name not in taken]
-        if len(found) > 1:
+        columns = tuple(name for name in names if name.lower() in usual and name not in named.values())
+        if len(columns) > 1:
             raise UserError(
-                f"{place}: the columns {listed(found)} may each be that of the {role}; name the one that is: "
-                f"columns {role}={found[0]}"
+                f"{place}: the columns {listed(columns)} may each be that of the {role}; name the one that "
+                f"is: columns {role}={columns[0]}"
             )
-        if found:
-            return found[0]
-    return None
+        if columns:
+            return columns
+    return ()

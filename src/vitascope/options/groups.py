@@ -55,34 +55,10 @@ class Recorded:
     """An option that a run sets itself, and records."""
 
 
-def _described(metavar: str) -> Any:
-    """An option whose help describes its default: None, which depends on the data or the model."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+MaybeSize = Annotated[int | tuple[int, int] | None, tyro.conf.arg(metavar="INT | HEIGHT WIDTH")]
+MaybeLevels = Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH"), Increasing()]
 
 
-MaybeInt = Annotated[int | None, _described("INT")]
-MaybeFloat = Annotated[float | None, _described("FLOAT")]
-MaybeSize = Annotated[int | tuple[int, int] | None, _described("INT | HEIGHT WIDTH")]
-MaybeLevels = Annotated[tuple[float, float] | None, _described("LOW HIGH"), Increasing()]
-
-
-def _by_images(default: str) -> str:
-    """The hint of an option whose value follows from the images where a recipe leaves it open."""
-    return f"(default: {'by the images' if default == 'None' else default})"
-
-
-ByImagesInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_by_images)]
-ByImagesFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_by_images)]
-MaybeText = Annotated[str | None, _described("STR")]
-MaybeLoss = Annotated[
-    Literal["cross_entropy", "bce", "focal", "asymmetric"] | None,
-    _described("{cross_entropy,bce,focal,asymmetric}"),
-]
-MaybePool = Annotated[
-    Literal["cls", "mean", "cls_mean", "map", "sequence"] | None,
-    _described("{cls,mean,cls_mean,map,sequence}"),
-]
-MaybeTracker = Annotated[Literal["mlflow", "trackio", "wandb"] | None, _described("{mlflow,trackio,wandb}")]
 ModelOptions = Annotated[
     Mapping[str, Any],
     PrimitiveConstructorSpec(
@@ -92,9 +68,8 @@ ModelOptions = Annotated[
         is_instance=lambda value: isinstance(value, Mapping),
         str_from_instance=lambda values: [f"{name}={json.dumps(value)}" for name, value in values.items()],
     ),
-    tyro.conf.arg(help_behavior_hint=""),
 ]
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 _MOST = 2_000_000_000
 COUNT, AMOUNT = Range(ge=1, lt=_MOST), Range(ge=0, lt=_MOST)
@@ -142,7 +117,7 @@ class OptionGroup:
 class Architecture(OptionGroup):
     """The model."""
 
-    model: MaybeText = None
+    model: str | None = None
     """Named size; `vitascope models` lists them. Default: vit_ti16, or the architecture of --weights."""
     image_size: Annotated[MaybeSize, COUNT] = None
     """Side of the square input, or its height and width, in pixels.
@@ -150,13 +125,13 @@ class Architecture(OptionGroup):
     patch_size: Annotated[MaybeSize, COUNT] = None
     """Side of a patch, or its height and width, in pixels.
     Default: that of the model, or an eighth of a small image."""
-    embed_dim: Annotated[MaybeInt, COUNT] = None
+    embed_dim: Annotated[int | None, COUNT] = None
     """Width of a token. Default: that of the model."""
-    depth: Annotated[MaybeInt, COUNT] = None
+    depth: Annotated[int | None, COUNT] = None
     """Number of blocks. Default: that of the model."""
-    num_heads: Annotated[MaybeInt, COUNT] = None
+    num_heads: Annotated[int | None, COUNT] = None
     """Attention heads per block. Default: that of the model."""
-    pool: MaybePool = None
+    pool: Literal["cls", "mean", "cls_mean", "map", "sequence"] | None = None
     """Input of the head: class token, mean of the patches, or both.
     Or attention pooling by a learned query (map), or sequence pooling by a learned score.
     Default: that of the model."""
@@ -234,12 +209,12 @@ def parsed_options(texts: Sequence[str]) -> dict[str, Any]:
 class Optimization(OptionGroup):
     """The optimizer and its schedule."""
 
-    epochs: Annotated[MaybeInt, COUNT, SetsLength()] = 100
+    epochs: Annotated[int | None, COUNT, SetsLength()] = 100
     """Passes over the training images. Default: that of the recipe, or by the number of images."""
-    steps: Annotated[MaybeInt, AMOUNT, SetsLength()] = None
+    steps: Annotated[int | None, AMOUNT, SetsLength()] = None
     """Optimizer steps, instead of --epochs. With --freeze, 0 fits the head as `vitascope probe` does."""
-    minutes: Annotated[MaybeFloat, Range(gt=0, lt=_MOST), SetsLength()] = None
-    """Train for this many minutes, instead of --epochs: the measured speed sets the number of steps.
+    minutes: Annotated[float | None, Range(gt=0, lt=_MOST), SetsLength()] = None
+    """Train for so many minutes, in place of --epochs. The measured speed sets the steps.
     The schedule ends when the time is over. The figures and the report come on top."""
     progressive: Annotated[
         float,
@@ -248,23 +223,23 @@ class Optimization(OptionGroup):
     ] = 0.0
     """Share of the run, at its beginning, on images of three quarters of the size: faster steps.
     This is progressive resizing (Tan and Le 2021)."""
-    batch_size: Annotated[MaybeInt, COUNT] = None
+    batch_size: Annotated[int | None, COUNT] = None
     """Images per step, over all processes. Default: 128, or less if an epoch would have under 4 steps."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     """AdamW; Muon for hidden matrices and AdamW for the rest; or SGD with momentum 0.9."""
     lr: float = 1e-3
     """Peak learning rate."""
-    lr_batch: Annotated[MaybeInt, COUNT] = None
+    lr_batch: Annotated[int | None, COUNT] = None
     """Batch size that --lr belongs to: the learning rate scales linearly with the batch size.
     Default: no scaling."""
-    lr_width: Annotated[MaybeInt, COUNT] = None
+    lr_width: Annotated[int | None, COUNT] = None
     """Width (embed_dim) that --lr belongs to. Narrower models have this rate, too.
     Wider models have a rate that is smaller in proportion (Yang et al. 2022). Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
-    warmup_epochs: Annotated[MaybeFloat, AMOUNT, Needs("warmup_steps", _is_none)] = None
+    warmup_epochs: Annotated[float | None, AMOUNT, Needs("warmup_steps", _is_none)] = None
     """Epochs of linear warm-up, at most a quarter of the run. Default: a twentieth of the run."""
-    warmup_steps: Annotated[MaybeInt, AMOUNT] = None
+    warmup_steps: Annotated[int | None, AMOUNT] = None
     """Steps of linear warm-up, instead of --warmup-epochs."""
     lengths: tyro.conf.Suppress[Annotated[tuple[tuple[int, int], ...], Recorded()]] = ()
     """The steps that --minutes has led to, recorded so that the run can be repeated.
@@ -280,7 +255,7 @@ class Optimization(OptionGroup):
     freeze: Annotated[Flag, Classifies(False, "trains a head only, and pre-training has no head")] = False
     """Train the head alone, on a frozen body. `vitascope probe` fits a better head in less time."""
     lora: Annotated[
-        MaybeInt, COUNT, Classifies(None, "adapts trained weights to classes, and pre-training has none")
+        int | None, COUNT, Classifies(None, "adapts trained weights to classes, and pre-training has none")
     ] = None
     """Rank of LoRA (Hu et al. 2021). Trains the head, and low-rank changes of the attention and the MLPs.
     The weights of --weights are frozen; the finished model contains the changes.
@@ -293,14 +268,14 @@ class Optimization(OptionGroup):
     `auto` does so for models that allow it."""
     clip_grad: Annotated[float, AMOUNT] = 1.0
     """Largest gradient norm; 0 disables clipping."""
-    loss: Annotated[MaybeLoss, Classifies(None)] = None
+    loss: Annotated[Literal["cross_entropy", "bce", "focal", "asymmetric"] | None, Classifies(None)] = None
     """Cross-entropy, or binary cross-entropy of each class (Touvron et al. 2022, DeiT III).
     `focal` weakens easy images (Lin et al. 2017).
     `asymmetric`, for several labels, weakens easy absent classes more (Ridnik et al. 2021).
     Default: cross_entropy; bce for images with several labels."""
     label_smoothing: Annotated[float, PROBABILITY, Classifies(0.0), Needs("loss", _smooths, off=0.0)] = 0.1
     """Share of the target probability that is spread over all classes."""
-    ema: Annotated[MaybeFloat, PROBABILITY] = None
+    ema: Annotated[float | None, PROBABILITY] = None
     """Decay of the moving average of the weights, which is evaluated and saved; 0 keeps no average.
     Step n uses (1 + n) / (10 + n) if that is smaller.
     Default: an average over about a fiftieth of the run."""
@@ -359,24 +334,28 @@ class AugmentationOptions(OptionGroup):
     """Probability of a horizontal flip."""
     repeats: Annotated[int, COUNT] = 1
     """Copies of each image in a batch, augmented differently: repeated augmentation (Hoffer et al. 2020)."""
-    crop_scale: Annotated[ByImagesFloat, PART] = 0.5
-    """Smallest share of the area that a random crop keeps."""
-    shift: Annotated[ByImagesFloat, PROBABILITY] = 0.0
-    """Largest random shift, as a share of the side; the border is reflected."""
+    crop_scale: Annotated[float | None, PART] = 0.5
+    """Smallest share of the area that a random crop keeps.
+    Default: that of the recipe, or by the images."""
+    shift: Annotated[float | None, PROBABILITY] = 0.0
+    """Largest random shift, as a share of the side; the border is reflected.
+    Default: that of the recipe, or by the images."""
     rotate: Annotated[float, AMOUNT] = 0.0
     """Largest random rotation, degrees."""
     color_jitter: Annotated[float, AMOUNT] = 0.2
     """Largest random change of brightness, contrast and saturation, as a share."""
-    three_augment: Flag = False
+    three_augment: bool = False
     """3-Augment: greyscale, solarization or Gaussian blur for each image (Touvron et al. 2022)."""
-    randaugment: Annotated[ByImagesInt, AMOUNT] = 0
-    """RandAugment: operations per image (Cubuk et al. 2020)."""
+    randaugment: Annotated[int | None, AMOUNT] = 0
+    """RandAugment: operations per image (Cubuk et al. 2020).
+    Default: that of the recipe, or by the images."""
     magnitude: Annotated[float, Range(ge=0, le=10), Needs("randaugment", _is_not_zero)] = 9.0
     """RandAugment: strength, 0 to 10."""
     operation_probability: Annotated[float, SHARE, Needs("randaugment", _is_not_zero)] = 1.0
     """RandAugment: probability that a drawn operation is applied; 1 in the paper, 0.5 in DeiT."""
-    erase: Annotated[ByImagesFloat, SHARE] = 0.0
-    """Probability that a random rectangle is erased (Zhong et al. 2020)."""
+    erase: Annotated[float | None, SHARE] = 0.0
+    """Probability that a random rectangle is erased (Zhong et al. 2020).
+    Default: that of the recipe, or by the images."""
     mixup: Annotated[float, AMOUNT, Classifies(0.0, MIXES)] = 0.0
     """Mixup: alpha of the Beta distribution of the mixing weight (Zhang et al. 2018); 0 disables it."""
     cutmix: Annotated[float, AMOUNT, Classifies(0.0, MIXES)] = 0.0
@@ -389,7 +368,7 @@ class Balance(OptionGroup):
 
     class_weights: Annotated[
         tuple[str, ...],
-        tyro.conf.arg(metavar="balanced | CLASS=WEIGHT ...", help_behavior_hint=""),
+        tyro.conf.arg(metavar="balanced | CLASS=WEIGHT ..."),
         Classifies(()),
     ] = ()
     """Weight of each training image's loss, by its class, and in the validation loss that selects the model.
@@ -452,7 +431,7 @@ class Balance(OptionGroup):
 class Distillation(OptionGroup):
     """Distillation from a teacher (Touvron et al. 2021, DeiT)."""
 
-    teacher: Annotated[MaybeText, NamesFile(), Classifies(None)] = None
+    teacher: Annotated[str | None, NamesFile(), Classifies(None)] = None
     """Teacher: a MODEL with the classes of the data, timm:NAME or transformers:NAME.
     It trains a distillation token beside the class token."""
     distill: Annotated[Literal["hard", "soft"], Needs("teacher", _is_named)] = "hard"
@@ -473,7 +452,7 @@ class Masking(OptionGroup):
     """Prediction for a hidden patch: its mean colour, the colours of its 4x4 picture, or its pixels.
     Or `mae`, a masked autoencoder: the encoder gets the visible patches only.
     Its decoder predicts the pixels of the others, normalized in each patch."""
-    corrupt: Annotated[MaybeFloat, Range(gt=0, lt=1), Needs("task", "masked".__eq__)] = None
+    corrupt: Annotated[float | None, Range(gt=0, lt=1), Needs("task", "masked".__eq__)] = None
     """Share of the patches that are hidden and predicted. Default: 0.75 for mae, else 0.5."""
     decoder_dim: Annotated[int, Range(gt=0, multiple_of=DECODER_HEAD), Needs("target", "mae".__eq__)] = 128
     """Width of the decoder of mae, a multiple of 32."""
@@ -496,18 +475,18 @@ class ExecutionOptions(OptionGroup):
     """`auto` uses bf16 if it is faster on this machine."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, `mps`."""
-    workers: Annotated[MaybeInt, AMOUNT] = None
+    workers: Annotated[int | None, AMOUNT] = None
     """Processes that read images if they do not fit in memory. Default: one per core."""
     compile: Literal["on", "off"] = "off"
     """Compile the model with torch.compile, which takes about a minute."""
-    accumulate: Annotated[MaybeInt, COUNT] = None
+    accumulate: Annotated[int | None, COUNT] = None
     """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False
     """Recompute each block in the backward pass, to save memory."""
     parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
     """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp).
     Or every machine holds the whole model in shards (hsdp)."""
-    shard_size: Annotated[MaybeInt, COUNT] = None
+    shard_size: Annotated[int | None, COUNT] = None
     """Processes that hold the whole model together with hsdp. Default: those of a machine."""
     checkpoint_seconds: Annotated[float, AMOUNT] = 300.0
     """Seconds between checkpoints; 0 saves one after every step."""
@@ -516,7 +495,7 @@ class ExecutionOptions(OptionGroup):
     keep_state: Flag = False
     """Keep the last checkpoint of the finished run, for `--resume RUN --epochs MORE`.
     It has about three to four times the size of the model."""
-    tracker: MaybeTracker = None
+    tracker: Literal["mlflow", "trackio", "wandb"] | None = None
     """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""
 
     def __post_init__(self) -> None:

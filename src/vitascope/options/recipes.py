@@ -24,9 +24,7 @@ from vitascope.options.groups import (
     Distillation,
     ExecutionOptions,
     Masking,
-    MaybeInt,
     MaybeLevels,
-    MaybeText,
     Needs,
     Optimization,
     Recorded,
@@ -62,22 +60,22 @@ class TrainConfig(Configuration):
     """Training data: a folder with train/<class>/ and val/ or test/, or with <class>/ only.
     Or a table of images and labels: .csv, .tsv, .jsonl, .parquet.
     Or `digits`, `cifar10`, `cifar100`, `mnist`, `fashion-mnist`, an archive, shards, a hub data set."""
-    run: MaybeText = None
+    run: str | None = None
     """Run folder, or its URL in a store; must not exist. Default: runs/<name of the data>."""
-    weights: Annotated[MaybeText, NamesFile()] = None
+    weights: Annotated[str | None, NamesFile()] = None
     """Model to start from: a run folder, a model folder or file, a hub id, or `none` (random weights).
     `auto` compares the models at hand, and chooses one and what of it is trained in --minutes.
     Default: none; for few images without --recipe and model options, the small built-in cifar10."""
     bodies: Annotated[
         tuple[str, ...],
-        tyro.conf.arg(metavar="MODEL ...", help_behavior_hint=""),
+        tyro.conf.arg(metavar="MODEL ..."),
         Classifies(()),
     ] = ()
     """Models that `--weights auto` compares beside cifar10, those in the hub's cache and two of the hub."""
     seed: Annotated[int, SEED] = 0
-    """Seed of the validation split, the initialization, the order and the augmentation."""
-    folds: Annotated[MaybeInt, Range(ge=2, le=MAX_MEMBERS), Classifies(None)] = None
-    """Parts of the images: for each, a model is trained on the others and tested on it.
+    """Seed of the split, the initialization, the order and the augmentation."""
+    folds: Annotated[int | None, Range(ge=2, le=MAX_MEMBERS), Classifies(None)] = None
+    """Parts of the images, each tested by a model that is trained on the others.
     So every image is predicted by a model that has not seen it; the result is their ensemble.
     The parts are those of a table's column `fold`, else equal shares of each class.
     --minutes are those of all trainings together. Default: one training."""
@@ -86,14 +84,11 @@ class TrainConfig(Configuration):
     levels: MaybeLevels = None
     """The values of 16-bit grey images that become black and white, such as 0 4095 for 12 bits.
     The model keeps them. Default: those of --weights, else 0 and the greatest value in the images."""
-    fit: Annotated[
-        Literal["crop", "pad", "squash"] | None,
-        tyro.conf.arg(metavar="{crop,pad,squash}", help_behavior_hint=""),
-    ] = None
+    fit: Literal["crop", "pad", "squash"] | None = None
     """How a picture fits into the square of the model, which keeps the rule.
     `crop` takes its centre, `pad` adds a grey border, `squash` changes the proportions.
     Default: that of --weights, else crop."""
-    streams: Annotated[MaybeInt, Range(ge=2, lt=2**16)] = None
+    streams: Annotated[int | None, Range(ge=2, lt=2**16)] = None
     """Parts of every batch, each from shards of its own: with one per machine, it reads its own shards only.
     Default: the whole batch is from the same shards."""
     table: DataOptions = dataclasses.field(default_factory=TableOptions)

@@ -9,15 +9,11 @@ import tyro
 
 from vitascope.arguments import Range, check_fields
 
-BatchSize = Annotated[
-    int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=""), Range(ge=1, le=100_000)
-]
+BatchSize = Annotated[int | None, Range(ge=1, le=100_000)]
 """Larger batches would fill the memory of reading processes."""
 Workers = Annotated[
     int | None,
     tyro.conf.arg(
-        metavar="INT",
-        help_behavior_hint="",
         help="Processes that read images; 0 reads in the main process. Default: one per core.",
     ),
     Range(ge=0),
@@ -62,7 +58,7 @@ class Compute(Resources):
     cache: Annotated[
         bool,
         tyro.conf.FlagCreatePairsOff,
-        tyro.conf.arg(help_behavior_hint="", help="Compute all features, and keep none in the cache."),
+        tyro.conf.arg(help="Compute all features, and keep none in the cache."),
     ] = True
     """Take features from the cache, and keep them there."""
 

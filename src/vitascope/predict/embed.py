@@ -38,6 +38,7 @@ from vitascope.predict.embedding_file import (
     OfImages,
     Part,
     check_out,
+    explaining_damage,
     read_blocks,
     read_columns,
     read_features,
@@ -171,10 +172,9 @@ class Embeddings(OfImages):
         """
         path = Path(path)
         columns, made = read_columns(path)
-        if not isinstance(made, dict) or not made.keys() >= _MADE.keys():
-            raise UserError(f"{path}: it does not say how its features were made; embed the images again")
-        for name, kind in _MADE.items():
-            check_value(f"{path}: {name}", made[name], kind)
+        with explaining_damage(path):
+            for name, kind in _MADE.items():
+                check_value(f"{path}: {name}", made[name], kind)
         return cls(made=made, kept=path, count=len(columns))
 
     def __repr__(self) -> str:

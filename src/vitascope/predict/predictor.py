@@ -350,8 +350,6 @@ class Predictor:
         Raises:
             UserError: no such folder; a reading process was killed; as for a call.
         """
-        if os.path.isfile(folder):
-            raise UserError(f"{os.fspath(folder)}: a file, not a folder")
         rates = {"coverage": coverage, "familiar": familiar}
         return self.stream(find_images([folder]), top_k, threshold=threshold, **rates, workers=workers)
 

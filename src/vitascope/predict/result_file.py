@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import json
 import logging
@@ -40,7 +39,7 @@ from vitascope.predict.parts import (
     parts_folder,
 )
 from vitascope.predict.predictor import Predictor, find_images
-from vitascope.predict.result_formats import FORMATS, Rows
+from vitascope.predict.result_formats import FORMATS, Rows, check_output
 from vitascope.predict.selection import AUTO, ClassSelection
 from vitascope.serialization import parse_json
 from vitascope.storage import replacing, write_json
@@ -202,16 +201,7 @@ def fingerprint_file(out: Path) -> Path:
 
 def check_result_file(out: Path, *, resume: bool) -> None:
     """Reject a file that cannot be written, and an existing one or its parts unless they are resumed."""
-    if out.suffix not in FORMATS:
-        raise UserError(f"{out}: a result file ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError(
-            "Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose a .jsonl or .csv file"
-        )
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder")
-    if out.is_dir():
-        raise UserError(f"{out} is a folder")
+    check_output(out, FORMATS, "a result file")
     begun = parts_folder(out) if job_exists(out) else out
     if begun.exists() and not resume:
         raise UserError(f"{begun} exists: continue it with --resume, or choose another file")
@@ -277,13 +267,11 @@ def predict_to_file(
 def _tally_of(out: Path, changes: Callable[[Mapping[str, Any]], Sequence[str]]) -> Tally:
     """The counts of a complete file, which must be one of the same job."""
     path = fingerprint_file(out)
-    if not path.exists():
-        raise UserError(f"{out} cannot be resumed without {path.name}, which is missing; choose another file")
     try:
         about = parse_json(path.read_text(encoding="utf-8"))
         tally = Tally(**about["tally"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{out}: its fingerprint is broken; choose another file") from error
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{out}: its fingerprint is broken or missing; choose another file") from error
     check_same(out, about, changes)
     return tally
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import itertools
 import json
 import re
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from vitascope.errors import UserError
 from vitascope.predict.engine import Engine
 from vitascope.predict.predictor import ImageResult
 
@@ -42,6 +44,17 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u20
 """Control characters, line ends, and marks of the direction of a text, which show another name."""
 _FORMULA = re.compile(r"(?![-+]?[\d.]+([eE][-+]?\d+)?$)\s*[=+\-@]")
 """Begins as a formula, and is no number."""
+
+
+def check_output(out: Path, endings: Sequence[str], kind: str) -> None:
+    """Reject a file of another ending, a `.parquet` without pyarrow, and a folder that does not exist."""
+    if out.suffix not in endings:
+        raise UserError(f"{out}: {kind} ends in {', '.join(endings)}")
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        others = " or ".join(ending for ending in endings if ending != out.suffix)
+        raise UserError(f"Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose {others}")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out.parent}: no such folder")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,10 @@ _HUGGING_FACE = (
     f"pytorch_model.bin{INDEX}",
 )
 WEIGHTS = (*_HUGGING_FACE, *OPEN_CLIP)
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")  # of a text model
+TOKENIZER_FILES = (  # of a text model
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"),
+    "spiece.model",
+)
 # transformers' `save_pretrained(..., variant="fp16")`, in one file
 VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
 _OF_TIMM = re.compile("^hf[-_]hub:")  # how timm marks a name of the hub

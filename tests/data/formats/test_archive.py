@@ -20,7 +20,6 @@ import pytest
 
 from tests.data import write_tar, write_tree
 from vitascope.data.datasets import class_counts, open_data, open_for_evaluation
-from vitascope.data.formats import archive
 from vitascope.data.formats.archive import Archive, archive_errors, open_plain_tar, tar_members, unpack
 from vitascope.errors import UserError
 
@@ -231,12 +230,6 @@ def test_encrypted_zip_and_name_with_a_zero_byte_are_rejected(tmp_path: Path, ca
 def test_overlapping_members_are_rejected(tmp_path: Path, cache: Path, second: str) -> None:
     check_rejected(tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(second)), cache, "a duplicate")
     check_rejected(zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (second, b"y")), cache, "a duplicate")
-
-
-def test_too_many_members_are_rejected(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MAX_MEMBERS", 3)
-    check_rejected(tar_of(tmp_path / "a.tar", *[entry(f"cat/{n}") for n in range(4)]), cache, "more than 3")
-    check_rejected(zip_of(tmp_path / "a.zip", *[(f"cat/{n}", b"x") for n in range(4)]), cache, "more than 3")
 
 
 fast_lzma = functools.partial(lzma.compress, preset=0)

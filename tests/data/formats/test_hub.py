@@ -253,7 +253,7 @@ def test_the_given_revision_is_requested_from_the_hub(
     ("error", "message"),
     [
         ("DatasetNotFoundError", "owner/name: no such folder, nor a data set on the hub"),
-        (ConnectionError("Couldn't reach"), "owner/name: the hub cannot be reached"),
+        (ConnectionError("Couldn't reach"), "owner/name: cannot be opened: Couldn't reach"),
         (KeyError("id"), r"owner/name: .* does not answer as a hub does \(KeyError: 'id'"),
         (TypeError("a list"), r"owner/name: .* does not answer as a hub does \(TypeError: a list"),
         (

@@ -221,7 +221,7 @@ def test_a_label_of_minus_one_is_none_but_beside_one_alone(tmp_path: Path) -> No
         ({"a.jpg": b"x", "b.jpg": b"x", "a.cls": b"1", "b.cls": b"0"}, "one after the other"),
         ({"a.jpg": b"x", "a.cls": b"dog"}, r"'a\.cls' contains b'dog', not an integer"),
         ({"a.jpg": b"x", "a.cls": b""}, "not an integer"),
-        ({"a.jpg": b"x", "a.cls": b"1" * 19}, "19 bytes, too many for a label"),
+        ({"a.jpg": b"x", "a.cls": b"1" * 19}, "contains b'1+', not an integer"),
         ({"a.jpg": b"x", "a.json": b"{"}, r"'a\.json' is not JSON"),
         ({"a.jpg": b"x", "a.json": b"[" * 100_000}, "is not JSON"),
         ({"a.jpg": b"x", "a.json": b'{"label": "dog"}'}, "has the label 'dog', not an integer"),
@@ -354,15 +354,6 @@ def test_many_empty_shard_names_are_rejected_before_they_are_listed(tmp_path: Pa
     assert peak < 2**25
 
 
-def test_a_shard_that_differs_from_its_index_is_rejected(tmp_path: Path) -> None:
-    folder = packed(tmp_path)
-    index = json.loads((folder / "index.json").read_text())
-    index["splits"]["train"][0]["count"] += 1
-    (folder / "index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"16 images in the train shards, index\.json has 17"):
-        splits_of(Shards(), str(folder), seed=0)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -435,9 +426,3 @@ def test_an_index_that_is_no_json_index_is_rejected(tmp_path: Path, content: byt
     (tmp_path / "index.json").write_bytes(content)
     with pytest.raises(UserError, match="not an index of vitascope's"):
         sets_of(Shards(), tmp_path)
-
-
-def test_a_picture_of_absurd_size_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitascope.data.formats.shards.MAX_PICTURE", 10)
-    with pytest.raises(UserError, match=r"'0000\.jpg' has 20 bytes, too many for a picture"):
-        sets_of(Shards(), write_shard(tmp_path / "a.tar", [0, 1]).parent)

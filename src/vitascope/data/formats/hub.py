@@ -251,8 +251,6 @@ def _explaining(data: str) -> Iterator[None]:
         raise UserError(
             f"{data}: no such folder, nor a data set on the hub; a private or gated one needs `hf auth login`"
         ) from error
-    except ConnectionError as error:
-        raise UserError(f"{data}: the hub cannot be reached, and its cache has no such data set") from error
     except (LookupError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{data}: cannot be opened: {misunderstood(error)}") from error
     except (DatasetsError, HTTPError, OSError, ValueError, RuntimeError) as error:

@@ -57,23 +57,23 @@ class Idx(DataFormat):
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The unsigned bytes of an IDX file, read-only; header and length are checked before allocating."""
+    """The unsigned bytes of an IDX file, read-only; no more is read than its header declares."""
     try:
         with open(path, "rb") as raw:
             packed = path.suffix == ".gz"
             file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
             shape = _shape(file, path, dimensions)
             size = math.prod(shape)
-            most = path.stat().st_size * (_DEFLATE_AT_BEST if packed else 1)
-            if size > min(most, MAX_BYTES):
-                raise UserError(
-                    f"{path}: declares {size:,} bytes {shape}, but can have {min(most, MAX_BYTES):,} at most"
+            most = min(path.stat().st_size * (_DEFLATE_AT_BEST if packed else 1), MAX_BYTES)
+            content = file.read(size + 1) if size <= most else b""
+            if len(content) != size:
+                amount = (
+                    f"at most {most:,}"
+                    if size > most
+                    else f"{len(content):,}" + " or more" * (len(content) > size)
                 )
-            content = file.read(size)
-            if len(content) < size or file.read(1):
-                amount = f"only {len(content):,}" if len(content) < size else "more"
                 raise UserError(f"{path}: declares {size:,} bytes {shape}, and has {amount}")
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, struct.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     return np.frombuffer(content, np.uint8).reshape(shape)
 
@@ -87,12 +87,7 @@ def _shape(file: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
             f"{path}: begins with {header[:4].hex(' ') or 'nothing'}, not with {expected.hex(' ')}: "
             f"no IDX file of {dimensions}-dimensional unsigned bytes"
         )
-    if len(header) < 4 + 4 * dimensions:
-        raise UserError(f"{path}: cut short in its header")
-    shape = struct.unpack(f">{dimensions}I", header[4:])
-    if 0 in shape:
-        raise UserError(f"{path}: contains no data: its dimensions are {shape}")
-    return shape
+    return struct.unpack(f">{dimensions}I", header[4:])
 
 
 def _images_and_labels(folder: Path, split: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -101,7 +96,7 @@ def _images_and_labels(folder: Path, split: str) -> tuple[npt.NDArray[np.uint8],
         lacks = f"{split}-images-idx3-ubyte" if images_path is None else f"{split}-labels-idx1-ubyte"
         raise UserError(f"{folder}: lacks {lacks}, plain or .gz")
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)  # (N, H, W) and (N,)
-    if len(images) != len(labels):
+    if len(images) != len(labels) or not images.size:
         raise UserError(f"{folder}: {split} has {len(images):,} images and {len(labels):,} labels")
     return images, labels.astype(np.int64)
 

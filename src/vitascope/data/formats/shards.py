@@ -32,7 +32,6 @@ from vitascope.data.formats.folder import OUTSIDE, files_of_splits, has_class_fo
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shard_index import (
     CLASSES,
-    INDEX,
     SAMPLE_HEAD,
     SAMPLES,
     SamplePlaces,
@@ -51,13 +50,12 @@ from vitascope.remote.paths import StorePath
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError
 from vitascope.storage import READ_BYTES
 
-MAX_PICTURE = 2**30
-"""Limit of bytes of an encoded picture, which is read into memory."""
-MAX_LABEL = {"cls": 18, "json": 2**20}
-"""Limit of bytes of a label's file, by its extension; of two labels the first in this order counts."""
+LABELS = ("cls", "json")
+"""Extensions of labels; of two the first counts."""
+_DIGITS = 18
+"""Of a label, which is an int64."""
 GROUP = 4
 """Shards that an epoch's order mixes at a time."""
-MAX_CLASSES = 100_000
 _NAME_LENGTH = 100  # bytes of a member's name that messages show
 
 
@@ -128,12 +126,6 @@ def read_shards(path: Path) -> Inventory:
             split: _placed(places, [shard.name for shard in paths], [*map(_file_of, paths)])
             for split, paths in index.checked_files(path).items()
         }
-        for split, (_, labels) in found.items():
-            if len(labels) != index.images(split):
-                raise UserError(
-                    f"{path}: {len(labels)} images in the {split} shards, {INDEX} has {index.images(split)}; "
-                    "pack them again"
-                )
     if not any(len(labels) for _, labels in found.values()):
         raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
     return Inventory(sets_of_numbers(found, names, str(path)), channels, path)
@@ -256,8 +248,6 @@ def sets_of_numbers(
     if names is None:
         names = tuple(map(str, different.tolist()))
         found = {split: (images, _places(labels, different)) for split, (images, labels) in found.items()}
-    if len(names) > MAX_CLASSES:
-        raise UserError(f"{place}: {len(names):,} classes; a classifier has at most {MAX_CLASSES:,}")
     sets = []
     for split, (images, labels) in found.items():
         if len(wrong := labels[(labels < -1) | (labels >= len(names))]):
@@ -385,9 +375,7 @@ def _parts(tar: tarfile.TarFile, path: str) -> Iterator[_Part]:
         stem, _, extension = name.partition(".")  # at the first dot: `1.seg.png` is not the picture of `1`
         extension = extension.lower()
         content = b""
-        if extension in MAX_LABEL:
-            if member.size > MAX_LABEL[extension]:
-                raise UserError(f"{path}: {full!r} has {member.size:,} bytes, too many for a label")
+        if extension in LABELS:
             tar.fileobj.seek(member.offset_data)
             content = tar.fileobj.read(member.size)
         yield _Part(
@@ -402,7 +390,7 @@ def _sample(path: str, key: str, parts: Iterable[_Part]) -> ShardSample | None:
     for part in parts:
         if f".{part.extension}" in IMAGE_SUFFIXES:
             pictures.append(part)
-        elif part.extension in MAX_LABEL:
+        elif part.extension in LABELS:
             label = _label(path, part)
             labels |= {} if label is None else {part.extension: label}
     _check_keys(path, key, parts, whole=bool(pictures))
@@ -415,9 +403,7 @@ def _sample(path: str, key: str, parts: Iterable[_Part]) -> ShardSample | None:
             "keeps them together)"
         )
     picture = pictures[0]
-    if picture.size > MAX_PICTURE:
-        raise UserError(f"{path}: {picture.name!r} has {picture.size:,} bytes, too many for a picture")
-    label = next(labels[kind] for kind in MAX_LABEL if kind in labels)
+    label = next(labels[kind] for kind in LABELS if kind in labels)
     return ShardSample(picture.name, picture.offset, picture.size, label)
 
 
@@ -442,14 +428,14 @@ def _label(path: str, part: _Part) -> int | None:
     """The label in a member; None for a .json without one."""
     if part.extension == "cls":
         text = part.content.strip()
-        if re.fullmatch(rb"-?[0-9]+", text):
+        if re.fullmatch(rb"-?[0-9]{1,%d}" % _DIGITS, text):
             return int(text)
-        raise UserError(f"{path}: {part.name!r} contains {part.content!r}, not an integer")
+        raise UserError(f"{path}: {part.name!r} contains {part.content[:40]!r}, not an integer")
     try:
         values = json.loads(part.content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {part.name!r} is not JSON: {error}") from error
     label = values.get("label") if isinstance(values, dict) else None
-    if label is None or (type(label) is int and abs(label) < 10 ** MAX_LABEL["cls"]):
+    if label is None or (type(label) is int and abs(label) < 10**_DIGITS):
         return label
     raise UserError(f"{path}: {part.name!r} has the label {label!r:.40}, not an integer; -1 is none")

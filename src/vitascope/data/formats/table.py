@@ -7,12 +7,11 @@ import hashlib
 import json
 import os
 import posixpath
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from itertools import repeat
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -33,8 +32,8 @@ from vitascope.data.table_options import (
     roles_of,
 )
 from vitascope.data.targets import ClassIndices, ClassSets
-from vitascope.errors import UserError
-from vitascope.formatting import canonical, counted, listed
+from vitascope.errors import UserError, nearest_path
+from vitascope.formatting import counted, listed
 from vitascope.remote.paths import StorePath, folder_at
 
 
@@ -55,35 +54,21 @@ class Table(DataFormat):
     def read(self, data: str) -> Inventory:
         place, options = Path(data), self.options
         file = read_table(place, lambda names: _used(roles_of(names, options, place), names))
-        roles, columns = _with_indicators(roles_of(file.names, options, place), file), file.columns
-        roles = _with_splits_in_folds(roles, columns)
-        if not columns[roles.image]:
+        roles = _recognized(roles_of(file.names, options, place), file)
+        if not file.columns[roles.image]:
             raise UserError(f"{place}: the table has no rows")
-        labels = _labels({name: columns[name] for name in roles.label}, options, place)
-        splits = _splits(columns, roles, place)
-        paths, root = located(columns[roles.image], place, options.images)
-        groups, folds = (
-            [] if name is None else table_labels.numbered(columns[name]) for name in (roles.group, roles.fold)
-        )
-        rows = LabelledRows(
-            paths,
-            None if labels is None else labels.rows,
-            labels is not None and labels.several,
-            splits,
-            groups,
-            folds,
-            [] if labels is None else labels.unknown,
-            len(roles.label),
-            root,
-        )
-        different = rows.without_copies(place)
-        different.check_groups(f"{place}: the column {roles.group}")
+        labels = _labels({name: file.columns[name] for name in roles.label}, options, place)
+        paths, root = located(file.columns[roles.image], place, options.images)
+        every = _rows(paths, labels, file, roles, place)
+        rows = _without_copies(every, place)
         unused = []
-        if repeated := len(rows) - len(different):
+        if repeated := len(every) - len(rows):
             unused.append(f"{counted(repeated, 'row')} that repeat an image")
-        if outside := different.splits.count(OUTSIDE):
+        if outside := sum(row.split == OUTSIDE for row in rows):
             unused.append(f"{counted(outside, 'image')} without a split")
-        sets = different.with_secret_labels_outside().sets()
+        _check_groups(rows, f"{place}: the column {roles.group}")
+        settled = rows if labels is None else _settled(rows)
+        sets = _sets(settled, labels is not None and labels.several, root)
         note = _note(file, roles, labels)
         no_labels = f"{note}; name the column of labels: columns label=COLUMN" if labels is None else note
         return Inventory(tuple(sets), 3, root, tuple(unused), notes=(note,), unlabelled=no_labels)
@@ -128,14 +113,20 @@ def _used(roles: Roles, names: tuple[str, ...]) -> Iterable[str]:
     return filter(None, (roles.image, roles.split, roles.group, roles.fold, *roles.label))
 
 
-def _with_indicators(roles: Roles, file: TableFile) -> Roles:
-    """The roles with the columns of 0 and 1 as labels, if there is no other."""
-    if roles.label or not roles.guess_label:
-        return roles
-    others = set(file.names) - {roles.image, roles.split, roles.group, roles.fold}
-    found = [name for name in file.names if name in others and table_labels.is_indicator(file.columns[name])]
-    # A single one is more likely something else.
-    return dataclasses.replace(roles, label=tuple(found)) if len(found) > 1 else roles
+def _recognized(roles: Roles, file: TableFile) -> Roles:
+    """The roles after a look at the cells: the columns of 0 and 1 are labels, and a column of folds that
+    names splits is that of splits, if there are no others."""
+    if roles.guess_label and not roles.label:
+        others = set(file.names) - {roles.image, roles.split, roles.group, roles.fold}
+        names = [name for name in file.names if name in others]
+        label = tuple(name for name in names if table_labels.is_indicator(file.columns[name]))
+        # A single one is more likely something else.
+        roles = dataclasses.replace(roles, label=label if len(label) > 1 else ())
+    if roles.split is None and roles.fold is not None:
+        cells = {cell.strip() for cell in file.columns[roles.fold]} - {""}
+        if cells and all(map(split_of, cells)):
+            return dataclasses.replace(roles, split=roles.fold, fold=None)
+    return roles
 
 
 def _labels(columns: dict[str, list[str]], options: TableOptions, place: Path) -> Labels | None:
@@ -148,180 +139,127 @@ def _labels(columns: dict[str, list[str]], options: TableOptions, place: Path) -
     return None
 
 
-def _with_splits_in_folds(roles: Roles, columns: dict[str, list[str]]) -> Roles:
-    """The roles with the column of folds as that of splits, if there is no other and it names splits."""
-    if roles.split is not None or roles.fold is None:
-        return roles
-    cells = {cell.strip() for cell in columns[roles.fold]} - {""}
-    if cells and all(map(split_of, cells)):
-        return dataclasses.replace(roles, split=roles.fold, fold=None)
-    return roles
-
-
-def _splits(columns: dict[str, list[str]], roles: Roles, place: Path) -> list[str]:
+def _splits(cells: Sequence[str], column: str, place: Path) -> list[str]:
     """The split of each row."""
-    count = len(columns[roles.image])
-    if roles.split is None:
-        return ["all"] * count
-    cells = [cell.strip() for cell in columns[roles.split]]
-    meant = {cell: split_of(cell) for cell in set(cells) - {""}}
-    if not meant:
-        return ["all"] * count
-    others = sorted(cell for cell, split in meant.items() if split is None)
-    if others:
+    meant = {cell: split_of(cell.strip()) for cell in set(cells) if cell.strip()}
+    if others := sorted(cell.strip() for cell, split in meant.items() if split is None):
         raise UserError(
-            f"{place}: the column {roles.split} has {listed(others, LISTED)}; a split is "
+            f"{place}: the column {column} has {listed(others, LISTED)}; a split is "
             f"{', '.join(name for names in SPLIT_FOLDERS.values() for name in names)}; correct it, or leave "
             "the column out with columns split="
         )
-    return [meant.get(cell) or OUTSIDE for cell in cells]
+    return [meant.get(cell) or OUTSIDE if meant else "all" for cell in cells]
 
 
 def _note(file: TableFile, roles: Roles, labels: Labels | None) -> str:
     """What was recognized, in one line."""
-    used = [f"image {roles.image}"]
-    if labels is None:
-        used.append("no labels")
-    elif len(roles.label) == 1:
-        used.append(f"label {roles.label[0]} ({labels.form})")
-    else:
-        used.append(f"label {listed(roles.label, LISTED)} ({labels.form})")
-    others_used = (("split", roles.split), ("group", roles.group), ("fold", roles.fold))
-    used += [f"{role} {name}" for role, name in others_used if name]
-    named = {roles.image, *roles.label, *(name for _, name in others_used)}
-    others: Sequence[str] = [name for name in file.names if name not in named]
-    return f"columns: {', '.join(used)}" + (f"; unused: {listed(others, LISTED)}" if others else "")
+    form = "no labels" if labels is None else f"label {listed(roles.label, LISTED)} ({labels.form})"
+    others = {"split": roles.split, "group": roles.group, "fold": roles.fold}
+    used = [f"image {roles.image}", form, *(f"{role} {name}" for role, name in others.items() if name)]
+    named = {roles.image, *roles.label, *others.values()}
+    unused = [name for name in file.names if name not in named]
+    return f"columns: {', '.join(used)}" + (f"; unused: {listed(unused, LISTED)}" if unused else "")
 
 
-@dataclasses.dataclass(frozen=True)
-class LabelledRows:
-    """Paths, the names of their classes, splits, groups and folds, each (N,)."""
+class LabelledRow(NamedTuple):
+    """One image of a table."""
 
-    paths: Sequence[str]
-    classes: Sequence[tuple[str, ...]] | None
-    """None for a table without labels."""
-    several: bool
-    """Whether an image may have any number of classes; else one without any is unlabelled."""
-    splits: Sequence[str]
-    groups: Sequence[str]
-    """Empty without groups; an empty one is that of an image without a group."""
-    folds: Sequence[str]
-    """Empty without folds."""
-    unknown: Sequence[tuple[str, ...]]
-    """Classes of which it is not known whether an image has them; empty if all are known."""
-    columns: int
-    """Of labels: an image of as many unknown classes is unlabelled."""
-    root: Path
-    """The folder of the images."""
+    path: str
+    classes: tuple[str, ...] | None
+    """None for an image without a label."""
+    split: str
+    group: str | None
+    """None in a table without groups; empty for an image without one."""
+    fold: str | None
+    unknown: tuple[str, ...]
+    """The classes of which it is not known whether the image has them."""
 
-    def __len__(self) -> int:
-        return len(self.paths)
 
-    def without_copies(self, place: Path) -> LabelledRows:
-        """One row of those that repeat an image; a UserError if they differ."""
-        if len(set(self.paths)) == len(self):
-            return self
-        first: dict[str, int] = {}
-        for row, path in enumerate(self.paths):
-            before = first.setdefault(path, row)
-            for what, values in (("labels", self.classes), ("splits", self.splits), ("groups", self.groups)):
-                if values and values[before] != values[row]:
-                    different = " and ".join(repr(_in_words(values[each])) for each in (before, row))
-                    raise UserError(
-                        f"{place}: {path} is in several rows, with different {what}: {different} in rows "
-                        f"{before + 1:,} and {row + 1:,}; give each image one row with all that it has"
-                    )
-        return self._take(list(first.values()))
+def _rows(
+    paths: list[str], labels: Labels | None, file: TableFile, roles: Roles, place: Path
+) -> list[LabelledRow]:
+    """The rows of a table."""
+    group, fold = (
+        repeat(None) if name is None else table_labels.numbered(file.columns[name])
+        for name in (roles.group, roles.fold)
+    )
+    split = repeat("all") if roles.split is None else _splits(file.columns[roles.split], roles.split, place)
+    classes = repeat(None) if labels is None else labels.rows
+    unknown = labels.unknown if labels is not None and labels.unknown else repeat(())
+    return list(map(LabelledRow, paths, classes, split, group, fold, unknown))
 
-    def check_groups(self, column: str) -> None:
-        """Reject groups that the splits divide, with the numbers."""
-        inside = [split != OUTSIDE for split in self.splits] if self.groups else []
-        groups, splits = (list(compress(values, inside)) for values in (self.groups, self.splits))
-        if divided := divided_groups(groups, splits, "splits"):
-            raise UserError(
-                f"{column}: {divided}; correct the splits, or leave them out, so that they are drawn by "
-                "group, with columns split="
-            )
 
-    def with_secret_labels_outside(self) -> LabelledRows:
-        """The same rows, but those of a split without any label beside labelled ones are in no split: the
-        labels of a competition's test images are secret."""
-        if self.classes is None:
-            return self
-        labelled = {split for split, classes in zip(self.splits, self.classes, strict=True) if classes}
-        return dataclasses.replace(
-            self, splits=[split if split in labelled else OUTSIDE for split in self.splits]
-        )
+def _without_copies(rows: list[LabelledRow], place: Path) -> list[LabelledRow]:
+    """One row of those that repeat an image; a UserError if they differ."""
+    first: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        before = first.setdefault(row.path, number)
+        for field in ("classes", "split", "group"):
+            values = [getattr(rows[n], field) for n in (before, number)]
+            if values[0] != values[1]:
+                shown = (", ".join(value or ()) if field == "classes" else value for value in values)
+                raise UserError(
+                    f"{place}: {row.path} is in several rows, with different {field}: "
+                    f"{' and '.join(map(repr, shown))} in rows {before + 1:,} and {number + 1:,}; give each "
+                    "image one row with all that it has"
+                )
+    return [rows[number] for number in first.values()]
 
-    def sets(self) -> Iterator[ImageSet]:
-        """The images of each split: the labelled ones, and those without a label."""
-        by_split: dict[str, list[int]] = defaultdict(list)
-        for row, split in enumerate(self.splits):
-            by_split[split].append(row)
-        for split, rows in by_split.items():
-            labelled = [row for row in rows if self._is_labelled(row, split)]
-            if labelled:
-                yield self._set(split, labelled)
-            if len(labelled) < len(rows):
-                some = set(labelled)
-                without = [row for row in rows if row not in some]
-                yield dataclasses.replace(self, classes=None)._set(split, without)
 
-    def _is_labelled(self, row: int, split: str) -> bool:
-        if self.classes is None or (self.unknown and len(self.unknown[row]) == self.columns):
-            return False
-        return bool(self.classes[row]) or (self.several and split != OUTSIDE)
-
-    def _set(self, split: str, rows: Sequence[int]) -> ImageSet:
-        """The images of some rows, in the order of their classes and paths."""
-        chosen = self._take(rows)
-        classes = chosen.classes
-        names = () if classes is None else tuple(sorted(set().union(*set(classes))))
-        # The order of `Path`, which is that of its parts.
-        by_path = sorted(range(len(chosen)), key=lambda row: chosen.paths[row].split("/"))
-        if classes is not None and not self.several:
-            by_path.sort(key=classes.__getitem__)
-        ordered = chosen._take(by_path)
-        targets = None
-        if ordered.classes is not None:
-            kind: type[ClassSets | ClassIndices] = ClassSets if self.several else ClassIndices
-            targets = kind.of_names(ordered.classes, names)
-            if isinstance(targets, ClassSets) and ordered.unknown:
-                rows_of_unknown = [[name for name in row if name in names] for row in ordered.unknown]
-                unknown = ClassSets.of_names([tuple(row) for row in rows_of_unknown], names).labels
-                targets = dataclasses.replace(targets, unknown=unknown if unknown.any() else None)
-        groups = [group or path for group, path in zip(ordered.groups, ordered.paths, strict=False)]
-        return ImageSet(
-            split,
-            [ordered._source(path) for path in ordered.paths],
-            targets,
-            groups=np.array(groups, dtype=np.str_),
-            folds=np.array(ordered.folds, dtype=np.str_),
-        )
-
-    def _source(self, path: str) -> Path:
-        store = isinstance(self.root, StorePath)
-        return self.root / path.removeprefix(f"{self.root}/") if store else Path(path)
-
-    def _take(self, rows: Sequence[int]) -> LabelledRows:
-        """Some of the rows, in the order given."""
-        return dataclasses.replace(
-            self,
-            paths=[self.paths[row] for row in rows],
-            classes=None if self.classes is None else [self.classes[row] for row in rows],
-            splits=[self.splits[row] for row in rows],
-            groups=[self.groups[row] for row in rows] if self.groups else (),
-            folds=[self.folds[row] for row in rows] if self.folds else (),
-            unknown=[self.unknown[row] for row in rows] if self.unknown else (),
+def _check_groups(rows: list[LabelledRow], column: str) -> None:
+    """Reject groups that the splits divide, with the numbers."""
+    inside = [row for row in rows if row.split != OUTSIDE and row.group]
+    if divided := divided_groups(
+        [row.group or "" for row in inside], [row.split for row in inside], "splits"
+    ):
+        raise UserError(
+            f"{column}: {divided}; correct the splits, or leave them out, so that they are drawn by group, "
+            "with columns split="
         )
 
 
-def _in_words(value: str | tuple[str, ...]) -> str:
-    """A label, a split or a group."""
-    return value if isinstance(value, str) else ", ".join(value)
+def _settled(rows: list[LabelledRow]) -> list[LabelledRow]:
+    """The same rows, but those of a split without any label are in no split, because the labels of a
+    competition's test images are secret; in no split, an image without a class is unlabelled."""
+    labelled = {row.split for row in rows if row.classes} - {OUTSIDE}
+    return [
+        row if row.split in labelled else row._replace(split=OUTSIDE, classes=row.classes or None)
+        for row in rows
+    ]
 
 
-_DRIVE = re.compile(r"[A-Za-z]:/")
+def _sets(rows: list[LabelledRow], several: bool, root: Path) -> Iterator[ImageSet]:
+    """The images of each split: the labelled ones, and those without a label."""
+    by_set: dict[tuple[str, bool], list[LabelledRow]] = defaultdict(list)
+    for row in rows:
+        by_set[row.split, row.classes is not None].append(row)
+    for split in dict.fromkeys(row.split for row in rows):
+        for labelled in (True, False):
+            if chosen := by_set.get((split, labelled)):
+                yield _image_set(split, chosen, several, root)
+
+
+def _image_set(split: str, rows: list[LabelledRow], several: bool, root: Path) -> ImageSet:
+    """The images of some rows, in the order of their classes and paths."""
+    # The order of `Path`, which is that of its parts.
+    rows = sorted(rows, key=lambda row: (() if several else row.classes or (), row.path.split("/")))
+    targets: ClassSets | ClassIndices | None = None
+    if rows[0].classes is not None:
+        classes = [row.classes or () for row in rows]
+        names = tuple(sorted({name for row in set(classes) for name in row}))
+        targets = ClassSets.of_names(classes, names) if several else ClassIndices.of_names(classes, names)
+        if isinstance(targets, ClassSets) and any(row.unknown for row in rows):
+            known = set(names)
+            unknown = [tuple(name for name in row.unknown if name in known) for row in rows]
+            labels = ClassSets.of_names(unknown, names).labels
+            targets = dataclasses.replace(targets, unknown=labels if labels.any() else None)
+    return ImageSet(
+        split,
+        [root / row.path.removeprefix(f"{root}/") for row in rows],
+        targets,
+        groups=np.array([row.group or row.path for row in rows if row.group is not None], dtype=np.str_),
+        folds=np.array([row.fold for row in rows if row.fold is not None], dtype=np.str_),
+    )
 
 
 def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list[str], Path]:
@@ -337,38 +275,35 @@ def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list
     if not base.is_dir():
         raise UserError(f"{table}: images {images}: no such folder")
     folders = _Folders(base)
-    paths = [folders.find(cell) for cell in cells]
-    outside = folders.outside
-    if outside and images is not None:
+    files = {cell: folders.find(cell) for cell in dict.fromkeys(cells)}
+    if images is not None and (outside := [cell for cell in cells if cell in folders.outside]):
         raise UserError(
             f"{table}: {_share(outside, cells)} lead out of {images}: {listed(outside)}; write them relative "
             "to it, or give the folder that contains all as images"
         )
-    if empty := [number for number, cell in enumerate(cells, 1) if not cell.strip()]:
+    if unclear := [cell for cell in cells if len(files[cell]) > 1]:
+        names = " or ".join(os.path.basename(path) for path in files[unclear[0]][:3])
         raise UserError(
-            f"{table}: {counted(len(empty), 'row')} without an image; the first is row {empty[0]:,}"
+            f"{table}: {_share(unclear, cells)} have several files: {unclear[0]} may be {names}; write the "
+            "suffixes"
         )
-    unclear = [cell for cell in cells if cell in folders.unclear]
-    if unclear:
-        cell = unclear[0]
+    if missing := [cell.strip() for cell in cells if not files[cell]]:
+        names = listed([cell or "a blank cell" for cell in missing])
+        known = isinstance(base, StorePath) or os.path.lexists(base / missing[0])
+        nearest = "" if known else nearest_path(str(base / missing[0]))
         raise UserError(
-            f"{table}: {_share(unclear, cells)} have several files: {cell} may be "
-            f"{' or '.join(folders.unclear[cell][:3])}; write the suffixes"
+            f"{table}: {_share(missing, cells)} do not exist: {names}{nearest}; searched in {base}; give "
+            "another folder as images, or leave the rows out"
         )
-    missing = [cell for cell in cells if cell in folders.missing]
-    if missing:
-        absolute = all(os.path.isabs(cell) or _DRIVE.match(cell.replace("\\", "/")) for cell in missing)
-        advice = (
-            "they are absolute, perhaps of another machine: write them relative to the table (of a "
-            "DataFrame, to the working directory), or to the folder images"
-            if absolute
-            else f"searched in {base}; give another folder as images, or leave the rows out"
-        )
-        raise UserError(f"{table}: {_share(missing, cells)} do not exist: {listed(missing)}; {advice}")
-    if not outside:
+    paths = [files[cell][0] for cell in cells]
+    if not folders.outside:
         return paths, base
     paths = [os.path.abspath(path) for path in paths]
     return paths, Path(os.path.commonpath({os.path.dirname(path) for path in paths}))
+
+
+def _share(some: Sequence[str], cells: Sequence[str]) -> str:
+    return f"{len(some):,} of {len(cells):,} images"
 
 
 class _Folders:
@@ -376,76 +311,46 @@ class _Folders:
 
     def __init__(self, base: Path) -> None:
         self.base = base
-        self.outside: list[str] = []
-        self.missing: set[str] = set()
-        self.unclear: dict[str, list[str]] = {}
-        self._absolute = "" if isinstance(base, StorePath) else os.path.abspath(base)
+        self.outside: set[str] = set()
         self._listed: dict[str, tuple[str, set[str], bool]] = {}  # by the path before the name
         self._stems: dict[str, dict[str, list[str]]] = {}
 
-    def find(self, cell: str) -> str:
-        """The path of an image; one that lies outside, or is missing or unclear, is recorded."""
-        head, slash, name = cell.strip().replace("\\", "/").rpartition("/")
-        place, names, inside = self._folder(head + slash)
+    def find(self, cell: str) -> list[str]:
+        """The paths of the files that a cell may mean: one, or none, or several without their suffixes."""
+        path = cell.strip().replace("\\", "/")
+        name = path.rpartition("/")[2]
+        head = path.removesuffix(name)
+        if head not in self._listed:
+            self._listed[head] = self._listing(head)
+        place, names, inside = self._listed[head]
         if not inside:
-            self.outside.append(cell)
-        if name not in names:
-            fitting = self._alike(place, names).get(canonical(name), [])
-            if len(fitting) == 1:
-                name = fitting[0]
-            elif fitting:
-                self.unclear[cell] = fitting
-            else:
-                self.missing.add(cell)
-        return os.path.join(place, name)
+            self.outside.add(cell)
+        fitting = [name] if name in names else self._of_stem(place, names).get(name, [])
+        return [os.path.join(place, name) for name in fitting]
 
-    def _folder(self, head: str) -> tuple[str, set[str], bool]:
+    def _listing(self, head: str) -> tuple[str, set[str], bool]:
         """A folder's path, the names of the files in it, and whether it lies in the base."""
-        if head not in self._listed and isinstance(self.base, StorePath):
+        if isinstance(self.base, StorePath):
             folder = self.base / posixpath.normpath(head)
-            files = folder.iterdir() if folder.is_dir() else ()  # of others, the images are missing
-            names = {file.name for file in files if file.is_file()}
-            self._listed[head] = str(folder), names, not {"/", ".."} & {*folder.below}
-        elif head not in self._listed:
-            place = os.path.normpath(os.path.join(self.base, head))
-            absolute = os.path.abspath(place)
-            inside = absolute == self._absolute or absolute.startswith(os.path.join(self._absolute, ""))
-            if os.path.isabs(head) and inside:
-                place = os.path.normpath(os.path.join(self.base, os.path.relpath(absolute, self._absolute)))
-            place = _in_any_form(place)
-            try:
-                with os.scandir(place) as entries:
-                    names = {entry.name for entry in entries if entry.is_file()}
-            except (OSError, ValueError):  # its images are reported as missing
-                names = set()
-            self._listed[head] = place, names, inside
-        return self._listed[head]
+            entries = folder.iterdir() if folder.is_dir() else ()  # of others, the images are missing
+            names = {file.name for file in entries if file.is_file()}
+            return str(folder), names, not {"/", ".."} & {*folder.below}
+        top = os.path.abspath(self.base)
+        below = os.path.relpath(os.path.join(top, head), top)
+        place = os.path.normpath(os.path.join(self.base, below))
+        try:
+            with os.scandir(place) as files:
+                names = {file.name for file in files if file.is_file()}
+        except (OSError, ValueError):  # its images are reported as missing
+            names = set()
+        return place, names, below.split(os.sep)[0] != ".."
 
-    def _alike(self, place: str, names: set[str]) -> dict[str, list[str]]:
-        """The files in a folder by their names in one Unicode form, those of images also without suffix."""
+    def _of_stem(self, place: str, names: set[str]) -> dict[str, list[str]]:
+        """The images in a folder by their names without suffix."""
         if place not in self._stems:
             stems: dict[str, list[str]] = {}
             for name in sorted(names):
-                whole = canonical(name)
-                stems.setdefault(whole, []).append(name)
                 if suffix_of(name) in IMAGE_SUFFIXES:
-                    stems.setdefault(os.path.splitext(whole)[0], []).append(name)
+                    stems.setdefault(os.path.splitext(name)[0], []).append(name)
             self._stems[place] = stems
         return self._stems[place]
-
-
-def _in_any_form(path: str) -> str:
-    """The path, or the only one there is that differs from it in the Unicode forms of its names."""
-    if path.isascii() or os.path.lexists(path):
-        return path
-    folder, name = os.path.split(path)
-    folder = _in_any_form(folder)
-    try:
-        alike = [each for each in os.listdir(folder or ".") if canonical(each) == canonical(name)]
-    except OSError:  # its images are reported as missing
-        alike = []
-    return os.path.join(folder, alike[0] if len(alike) == 1 else name)
-
-
-def _share(some: Sequence[str], cells: Sequence[str]) -> str:
-    return f"{len(some):,} of {len(cells):,} images"

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import dataclasses
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from vitascope.errors import UserError
+from vitascope.formatting import canonical
 from vitascope.serialization import parse_json
-
-_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # whose first bytes are the mark of UTF-16
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-_DELIMITERS = {".csv": ",;\t", ".tsv": "\t,;"}  # the first of those that give the most columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,45 +29,34 @@ Choice: TypeAlias = Callable[[tuple[str, ...]], Iterable[str]]
 """The columns to read, from the names of all."""
 
 
-def all_of_them(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The choice of all columns."""
-    return names
-
-
-def read_table(path: Path, choose: Choice = all_of_them) -> TableFile:
+def read_table(path: Path, choose: Choice = tuple) -> TableFile:
     """The table in a file, by its suffix; a UserError if it cannot be read."""
-    suffix = path.suffix.lower()
-    if suffix == ".json":
-        raise UserError(
-            f"{path}: a file of one JSON value, such as the boxes of COCO, is no table, and vitascope learns "
-            "classes of whole images, not boxes; a table has one JSON object per line (.jsonl)"
-        )
-    with _explaining(path):
-        return {".jsonl": _read_json_lines, ".parquet": _read_parquet}.get(suffix, _read_separated)(
-            path, choose
-        )
+    readers = {".jsonl": _read_json_lines, ".parquet": _read_parquet}
+    try:
+        return readers.get(path.suffix.lower(), _read_separated)(path, choose)
+    except UserError:
+        raise
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {_not_utf_8(path)}") from error
+    except (OSError, ValueError, TypeError, NotImplementedError) as error:  # three of Arrow's
+        raise UserError(f"{path}: cannot be read as a table: {error}") from error
 
 
 def _read_separated(path: Path, choose: Choice) -> TableFile:
     """CSV and TSV, as spreadsheets and pandas write them."""
-    with open(path, encoding=_encoding(path), newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         first = file.readline()
-        if first.lower().startswith("sep="):  # a hint for Excel
-            first = file.readline()
-        counts = {delimiter: _cells(first, delimiter) for delimiter in _DELIMITERS[path.suffix.lower()]}
-        delimiter = max(counts, key=counts.__getitem__)
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(first)
         rows = csv.reader(itertools.chain([first], file), delimiter=delimiter, strict=True)
         try:
-            header = [name.strip() for name in next(rows, [])]
-            if not any(header):
-                raise ValueError("its first row has no names of columns")
+            header = [canonical(name.strip()) for name in next(rows, [])]
             names = _different(filter(None, header))  # the index of pandas has no name
             columns: dict[str, list[str]] = {name: [] for name in choose(names)}
             wanted = [(header.index(name), cells) for name, cells in columns.items()]
             for row in rows:
-                if len(row) != len(header) and (len(row) < len(header) or any(row[len(header) :])):
-                    if not any(row):
-                        continue
+                if not any(row):
+                    continue
+                if len(row) < len(header) or any(row[len(header) :]):
                     raise ValueError(
                         f"line {rows.line_num} has {len(row)} cells, the first row {len(header)}; put cells "
                         f"that contain {delimiter!r} between quotes"
@@ -89,11 +68,19 @@ def _read_separated(path: Path, choose: Choice) -> TableFile:
     return TableFile(names, columns)
 
 
+def _delimiter(header: str) -> str:
+    """The separator of a CSV's cells."""
+    try:
+        return csv.Sniffer().sniff(header, ",;\t").delimiter
+    except csv.Error:  # one column
+        return ","
+
+
 def _read_json_lines(path: Path, choose: Choice) -> TableFile:
     """One JSON object per row."""
     columns: dict[str, list[str]] = {}
     count = 0
-    with open(path, encoding=_encoding(path)) as file:
+    with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -101,18 +88,16 @@ def _read_json_lines(path: Path, choose: Choice) -> TableFile:
                 row = parse_json(line)
                 if "\\u" in line:  # half of a character is a UnicodeEncodeError
                     json.dumps(row, ensure_ascii=False).encode()
+                if not isinstance(row, dict):
+                    raise ValueError('not an object, such as {"image": "1.jpg"}')
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f'line {number} is not an object, such as {{"image": "1.jpg"}}')
             for name, value in row.items():
-                cells = columns.setdefault(name, [])
+                cells = columns.setdefault(canonical(name), [])
                 cells.extend([""] * (count - len(cells)))  # of rows without it
                 cells.append(as_cell(value))
             count += 1
-    if not columns:
-        raise ValueError("it has no rows")
-    names = tuple(columns)
+    names = _different(columns)
     return TableFile(
         names, {name: columns[name] + [""] * (count - len(columns[name])) for name in choose(names)}
     )
@@ -132,10 +117,13 @@ def _read_parquet(path: Path, choose: Choice) -> TableFile:
                     f"its column {field.name!r} has pictures, not their paths; put the file into a folder of "
                     "its own, which is read as a Hugging Face data set"
                 )
-        names = _different(file.schema_arrow.names)
-        chosen = list(dict.fromkeys(choose(names)))
-        table = file.read(columns=chosen)
-    return TableFile(names, {name: list(map(as_cell, table.column(name).to_pylist())) for name in chosen})
+        stored = file.schema_arrow.names
+        names = _different(map(canonical, stored))
+        chosen = {name: stored[names.index(name)] for name in choose(names)}
+        table = file.read(columns=list(chosen.values()))
+    return TableFile(
+        names, {name: list(map(as_cell, table.column(own).to_pylist())) for name, own in chosen.items()}
+    )
 
 
 def as_cell(value: Any) -> str:
@@ -151,51 +139,27 @@ def as_cell(value: Any) -> str:
     return str(value)
 
 
-def _cells(header: str, delimiter: str) -> int:
-    """The number of cells of a line; 1 if one is too long for a cell, as with a wrong delimiter."""
-    try:
-        return len(next(csv.reader([header], delimiter=delimiter), []))
-    except csv.Error:
-        return 1
-
-
 def _different(names: Iterable[str]) -> tuple[str, ...]:
-    """The names; a ValueError if two are the same."""
-    found = tuple(names)
-    twice = [name for name, count in Counter(found).items() if count > 1]
-    if twice:
-        raise ValueError(f"it has the column {twice[0]!r} {found.count(twice[0])} times; rename one")
-    return found
+    """The names; a ValueError if there are none, or if two are the same."""
+    counts = Counter(list(names))
+    if not counts:
+        raise ValueError("it has no names of columns")
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"it has the column {name!r} {count} times; rename one")
+    return tuple(counts)
 
 
-def _encoding(path: Path) -> str:
-    """The encoding of a text, by its first bytes: UTF-8, UTF-16 or UTF-32, with or without a mark."""
-    with open(path, "rb") as file:
-        start = file.read(4096)
-    for mark, encoding in _MARKS.items():
-        if start.startswith(mark):
-            return encoding
-    zeros = start[0::2].count(0), start[1::2].count(0)
-    first = "be" if zeros[0] > zeros[1] else "le"
-    # Letters of a name of a column are Latin: three of four bytes are zeros, or one of two.
-    if sum(zeros) > len(start) * 5 // 8:
-        return f"utf-32-{first}"
-    if max(zeros) > len(start) // 4:
-        return f"utf-16-{first}"
-    return "utf-8"
-
-
-@contextmanager
-def _explaining(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read into one line that names it."""
+def _not_utf_8(path: Path) -> str:
+    """The first bytes of a file that are not UTF-8, their place, and a way out, in words."""
+    content = path.read_bytes()
     try:
-        yield
-    except UserError:
-        raise
+        content.decode()
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: not text in UTF-8, UTF-16 or UTF-32 (a byte is "
-            f"0x{error.object[error.start]:02x}); save it as UTF-8"
-        ) from error
-    except (OSError, ValueError, TypeError, NotImplementedError, csv.Error) as error:  # three of Arrow's
-        raise UserError(f"{path}: cannot be read as a table: {error}") from error
+        line = content.count(b"\n", 0, error.start) + 1
+        values = content[error.start : error.start + 4].hex(" ")
+        return (
+            f"not UTF-8: line {line:,} has the bytes {values} at position {error.start:,}; save it as UTF-8, "
+            "or convert it with iconv -f ENCODING -t utf-8 OLD > NEW, from latin1 or utf-16 for example"
+        )
+    return "not UTF-8"  # it has changed meanwhile

@@ -12,10 +12,11 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from torch import Tensor
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
@@ -90,8 +91,8 @@ def compress(
     heads: int | None = None,
     mlp_ratio: float | None = None,
     data: str | os.PathLike[str] | None = None,
-    num_images: int = 512,
-    batch_size: int = 8,
+    num_images: Annotated[int, Range(ge=1)] = 512,
+    batch_size: Annotated[int, Range(ge=1)] = 8,
     precision: str = "auto",
     device: str = "auto",
 ) -> CompressionResult:
@@ -122,10 +123,6 @@ def compress(
     pruned = heads is not None or mlp_ratio is not None
     if not pruned and merge is None:
         raise UserError("nothing to compress: give merge, heads or mlp_ratio")
-    if num_images < 1:
-        raise UserError(f"the number of images must be at least 1, not {num_images}")
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
     out = Path(out)
     check_new_folder(out)
     model, run = load_with_run(model)

@@ -143,10 +143,8 @@ def read_token(settings: Settings) -> str | None:
         source = f"--token-file {settings.token_file}"
         try:
             token = settings.token_file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{source} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{source} cannot be read: {error}") from error
     if token is None:
         return None
     if not token.strip():

@@ -18,8 +18,7 @@ TOKEN = "VITASCOPE_TOKEN"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 COUNT, AMOUNT, POSITIVE = Range(ge=1), Range(ge=0), Range(gt=0)
-MaybeFile = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-Hosts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
+Hosts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,18 +65,18 @@ class Settings:
     """Seconds after which a model that does not answer makes the server not ready."""
     grace_s: Annotated[float, AMOUNT] = 30.0
     """Seconds for accepted requests to finish when the server stops."""
-    token_file: MaybeFile = None
+    token_file: Path | None = None
     """A file with the bearer token that clients must send; or set VITASCOPE_TOKEN."""
     allowed_hosts: Hosts = ()
     """Accepted Host headers. Default: this machine's own on a loopback --host, else any."""
     protocols: Annotated[
         tuple[Literal["huggingface", "openai", "oip", "kserve"], ...],
-        tyro.conf.arg(metavar="{huggingface,openai,oip,kserve} ...", help_behavior_hint=""),
+        tyro.conf.arg(metavar="{huggingface,openai,oip,kserve} ..."),
     ] = ()
     """Protocols of other servers to answer in, beside our own.
     Hugging Face Inference, OpenAI's embeddings, Open Inference v2 (KServe, Triton), KServe's first.
     Default: none."""
-    allow_origin: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ORIGIN ...", help_behavior_hint="")] = ()
+    allow_origin: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ORIGIN ...")] = ()
     """Sites whose pages may send requests, such as https://shop.example. Default: none."""
     root_path: str = ""
     """The path under which a proxy publishes this server, for example /vitascope."""

@@ -1,7 +1,7 @@
 """OpenCLIP's ViTs: `open_clip_config.json` beside `open_clip_model.safetensors` or its `.bin`.
 
-Facts: open_clip 3, `model.py`, `transformer.py`, `transform.py`, `constants.py`. The text models are read by
-`vitascope.text`. The vision models of `timm_model_name`, SigLIP's among them, have timm's names.
+Facts: open_clip 3, `model.py`, `transformer.py`, `transform.py`, `constants.py`. OpenCLIP computes the text
+models itself (`vitascope.text`). The vision models of `timm_model_name`, such as SigLIP's, have timm's names.
 """
 
 from __future__ import annotations
@@ -18,25 +18,7 @@ from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import Family, Source, Stored, Table, checked_config, reshaped
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_BLOCK, _LAYER = "encoder.blocks.{i}.", "transformer.resblocks.{i}."
-
-
-def blocks(prefix: str) -> Table:
-    """The places of the blocks of either Transformer."""
-    layer = prefix + _LAYER
-    return {
-        _BLOCK + "norm{n}.*": layer + "ln_{n}.*",
-        _BLOCK + "attention.qkv.*": layer + "attn.in_proj_*",
-        _BLOCK + "attention.proj.*": layer + "attn.out_proj.*",
-        _BLOCK + "scale{n}.gamma": layer + "ls_{n}.gamma",
-        _BLOCK + "mlp.fc1.*": layer + "mlp.c_fc.*",
-        _BLOCK + "mlp.fc2.*": layer + "mlp.c_proj.*",
-    }
-
-
-def transposed(name: str) -> Stored:
-    """Our linear layer is their matrix that multiplies from the right."""
-    return reshaped(name, lambda ours: ours.T, lambda theirs: theirs.T)
+_BLOCK, _LAYER = "encoder.blocks.{i}.", "visual.transformer.resblocks.{i}."
 
 
 def with_first_axes(name: str, count: int) -> Stored:
@@ -49,10 +31,16 @@ TABLE: Table = {
     "class_token": with_first_axes("visual.class_embedding", 2),
     "positions.weight": with_first_axes("visual.positional_embedding", 1),
     "embedding_norm.*": "visual.ln_pre.*",
-    **blocks("visual."),
+    _BLOCK + "norm{n}.*": _LAYER + "ln_{n}.*",
+    _BLOCK + "attention.qkv.*": _LAYER + "attn.in_proj_*",
+    _BLOCK + "attention.proj.*": _LAYER + "attn.out_proj.*",
+    _BLOCK + "scale{n}.gamma": _LAYER + "ls_{n}.gamma",
+    _BLOCK + "mlp.fc1.*": _LAYER + "mlp.c_fc.*",
+    _BLOCK + "mlp.fc2.*": _LAYER + "mlp.c_proj.*",
     "norm.*": "visual.ln_post.*",
     "pool_norm.*": "visual.ln_post.*",
-    "head.weight": transposed("visual.proj"),
+    # Our linear layer is their matrix that multiplies from the right.
+    "head.weight": reshaped("visual.proj", lambda ours: ours.T, lambda theirs: theirs.T),
     "head.bias": "visual.proj_bias",  # zeros: see `before_reading`
 }
 # The options of a ViT with their defaults; those that have to be as they are here stand in `_FIXED`.
