@@ -55,7 +55,6 @@ ALLOWED = {
     "deploy.server": {"predict", "model", "weights", "data", "explain"},
     "errors": set(),
     "storage": set(),
-    "pickles": set(),
     "serialization": set(),
     "arguments": set(),
     "_version": set(),
@@ -66,7 +65,7 @@ ALLOWED = {
     "cache": set(),
     "remote": set(),
 }
-FOR_ALL = {"errors", "arguments", "formatting", "intervals", "language", "network", "pickles"}
+FOR_ALL = {"errors", "arguments", "formatting", "intervals", "language", "network"}
 FOR_ALL |= {"cache", "remote", "serialization", "storage", "_version"}
 
 

@@ -33,7 +33,7 @@ from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
 from vitascope.run.stored_run import StoredRun
 from vitascope.run.trackers import Tracker
-from vitascope.serialization import parse_json, parse_yaml, read_yaml, yaml_text
+from vitascope.serialization import parse_json, read_yaml, yaml_text
 from vitascope.storage import WriteError, check_local, explaining_failure, locked, replacing, write_json
 from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
@@ -376,13 +376,8 @@ class Run:
         del self.config  # read again on the next use
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
-        text = yaml_text(values)
-        try:
-            parse_yaml(text)
-        except ValueError as error:
-            raise UserError(f"{self.config_file} cannot keep these options: {error}; name less") from error
         with replacing(self.config_file) as aside:
-            aside.write_text(text, "utf-8")
+            aside.write_text(yaml_text(values), "utf-8")
 
     @property
     def classifies(self) -> bool:

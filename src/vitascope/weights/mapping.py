@@ -169,9 +169,9 @@ class Family(abc.ABC):
     def table(self, config: ViTConfig) -> Table:
         """The place of each of our tensors; the first key that matches counts."""
 
-    @abc.abstractmethod
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """Write the files that the other library loads and return them; `state` has their names."""
+        raise NotImplementedError  # of a family that is `read_only`
 
     def of(self, source: Source) -> Family:
         """The part of this family that a checkpoint belongs to, if it has several."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vitascope.errors import UserError
 from vitascope.training.distributed import is_first, world_size
+from vitascope.weights.files import reason_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -162,11 +163,3 @@ def loading(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path}: complete, but this run cannot load it; nothing was executed: {reason_of(error)}"
         ) from error
-
-
-def reason_of(error: BaseException) -> str:
-    """The reason of an error in one line."""
-    if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
-        error = error.__context__  # torch wraps it in advice to load the file unsafely
-    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vitascope.data.preprocess import Preprocess
@@ -16,7 +15,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.weights.families.huggingface.processors import sides
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Stored, Table, checked_config, reshaped
+from vitascope.weights.mapping import Family, Source, Stored, Table, checked_config, reshaped
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _BLOCK, _LAYER = "encoder.blocks.{i}.", "visual.transformer.resblocks.{i}."
@@ -94,7 +93,6 @@ class OpenClip(Family):
             raise CheckpointError(
                 f"{source.name}: layers {values['layers']!r} of a ResNet: only ViTs are read"
             )
-        check_sizes(source, values, "layers", "width", "head_width")
         if values["pool_type"] not in ("tok", "avg"):
             raise CheckpointError(f"{source.name}: pool_type {values['pool_type']!r} is none of tok, avg")
         width = values["width"]
@@ -123,7 +121,7 @@ class OpenClip(Family):
         defaults = {"size": config.image_hw, "mode": "RGB", "mean": MEAN, "std": STD, "fill_color": 0}
         defaults |= {"interpolation": "bicubic", "resize_mode": "shortest"}
         values = known(source, "preprocess_cfg", source.config.get("preprocess_cfg") or {}, defaults, {})
-        size = sides(values["size"], f"{source.name}, preprocess_cfg")
+        size = sides(values["size"])
         modes: dict[str, dict[str, Any]] = {
             "shortest": {"resize": "crop", "resize_to": size},
             "squash": {"resize": "squash"},
@@ -142,9 +140,6 @@ class OpenClip(Family):
             std=tuple(values["std"]),
             **modes[values["resize_mode"]],
         )
-
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        raise NotImplementedError  # `read_only`
 
 
 def with_prefix(theirs: str | Stored) -> Stored:
@@ -192,8 +187,6 @@ def known(
     fixed: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The options of a section; rejects unknown ones, those that differ from `fixed`, and other types."""
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"{source.name}: {where} {given!r} in open_clip_config.json is no object")
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     for name, value in values.items():
         if name in fixed:
@@ -243,10 +236,3 @@ def epsilon(source: Source, values: Mapping[str, Any]) -> float:
     if arguments.keys() - {"eps"} or not isinstance(eps, int | float):
         raise CheckpointError(f"{source.name}: norm_kwargs {arguments!r}; only eps is read")
     return float(eps)
-
-
-def check_sizes(source: Source, values: Mapping[str, Any], *names: str) -> None:
-    """Reject options that are not positive whole numbers."""
-    for name in names:
-        if type(values[name]) is not int or values[name] < 1:
-            raise CheckpointError(f"{source.name}: {name} {values[name]!r} is not a positive whole number")

@@ -96,8 +96,8 @@ class Beit(ModelType):
         grid = None  # without settings the user gives the architecture, of which only squares are read
         if source.config:
             values = {**self.defaults, **source.config}
-            height, width = sides(values["image_size"], source.name)
-            ph, pw = sides(values["patch_size"], source.name)
+            height, width = sides(values["image_size"])
+            ph, pw = sides(values["patch_size"])
             grid = height // ph, width // pw
         split_tables(found.tensors, grid)
         return found

@@ -69,8 +69,6 @@ class VisionOfWhole(ModelType):
             nested = source.config.get(part)
             if nested is None:
                 continue
-            if not isinstance(nested, Mapping):
-                raise CheckpointError(f"{source.name}: {part} in its config.json is {nested!r}, no object")
             told |= {**(self.defaults if told else {}), **nested}
         own = {name: value for name, value in told.items() if name not in OF_WHOLE}
         return dataclasses.replace(source, config={**source.config, **own})

@@ -18,7 +18,6 @@ from vitascope.weights.families.huggingface.model_type import (
     BLOCK,
     ModelType,
     classifier_options,
-    number,
 )
 from vitascope.weights.families.huggingface.vit import (
     LAYER,
@@ -115,8 +114,8 @@ class Dinov2ViT(ModelType):
     def own_options(self, source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
         options = classifier_options(source)
         width, gated = int(values["hidden_size"]), bool(values["use_swiglu_ffn"])
-        options["mlp_ratio"] = _hidden(width, number(source, values, "mlp_ratio"), gated) / width
-        options["layer_scale"] = number(source, values, "layerscale_value")
+        options["mlp_ratio"] = _hidden(width, values["mlp_ratio"], gated) / width
+        options["layer_scale"] = values["layerscale_value"]
         if options["head"] == "linear" and source.shape("classifier.weight")[1] == 2 * width:
             options["pool"] = "cls_mean"
         return options
