@@ -17,9 +17,10 @@ Rotary = Literal["rotary", "rotary_axial", "rotary_mixed"]
 Positions = Literal["none", "learned", "learned_2d", SinCos, Relative, Rotary]
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
-Outputs = Literal["exclusive", "independent", "embedding"]
-CLASSES: tuple[Outputs, Outputs] = ("exclusive", "independent")
-"""The outputs that are classes: one applies, or any may."""
+ClassOutputs = Literal["exclusive", "independent"]
+"""Classes of which one applies, or any may."""
+Outputs = Literal[ClassOutputs, "embedding"]
+CLASSES: tuple[ClassOutputs, ...] = get_args(ClassOutputs)
 
 EVEN = 0.5
 """The threshold of a class without one of its own."""

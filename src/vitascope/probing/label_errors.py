@@ -51,7 +51,8 @@ def suspects(targets: Targets, probabilities: Probabilities, count: int | None =
         own = np.where(labels, probabilities, 0).sum(axis=0) / labels.sum(axis=0)  # (K,); NaN without images
         others = np.where(labels, 0, probabilities).sum(axis=0) / (~labels).sum(axis=0)
     missing = ~labels & (probabilities >= own) & (probabilities > EVEN)  # (N, K)
-    if targets.exclusive:
+    alone = targets.strata is None  # each class is right or wrong by itself
+    if not alone:
         number = int(missing.any(axis=1).sum())
     else:
         number = int((missing | labels & (probabilities <= others) & (probabilities < EVEN)).sum())
@@ -62,7 +63,7 @@ def suspects(targets: Targets, probabilities: Probabilities, count: int | None =
         sure = float(confidence[image, k])
         given: str | None
         suggested: str | None
-        if targets.exclusive:
+        if not alone:
             rest = np.where(labels[image], -1, probabilities[image])
             given, suggested = names[int(labels[image].argmax())], names[int(rest.argmax())]
             margin = float(rest.max()) - sure

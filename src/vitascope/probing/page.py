@@ -178,7 +178,7 @@ def _hard(selection: ProbeSelection) -> dict[str, Any] | None:
             (names[p.first], names[p.second], f"{p.count:,}", f"{p.count / counts[p.first]:.1%}")
             for p in pairs
         ],
-        "several": selection.several,
+        "several": targets.strata is None,
     }
 
 

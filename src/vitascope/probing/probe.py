@@ -330,7 +330,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         own for own, candidate in zip(heads, candidates, strict=True) if candidate is linear.candidate
     )
     model, probabilities = _model(linear, body, head, known.truth)
-    calibration = None if selection.several else _calibrated(model, selection, known, compute)
+    calibration = _calibrated(model, selection, known, compute) if known.truth.trusted else None
     familiarity = None if model.trust is None else model.trust.familiarity
     tested_features = torch.from_numpy(linear.candidate.test)
     evaluation = Evaluation(

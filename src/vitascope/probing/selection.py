@@ -114,11 +114,6 @@ class ProbeSelection:
     folds: npt.NDArray[np.int64]
 
     @property
-    def several(self) -> bool:
-        """Whether an image may have several classes."""
-        return not self.train.targets.exclusive
-
-    @property
     def best(self) -> ProbeScore:
         """The choice of cross-validation."""
         return self.scores[0]

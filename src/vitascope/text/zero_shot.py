@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from vitascope.errors import UserError, printable, suggestion
 from vitascope.formatting import canonical, listed
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
+from vitascope.model.options import ClassOutputs
 from vitascope.model.vision_model import build
 from vitascope.model.vit import VisionTransformer
 from vitascope.text.text_model import read_text_model
@@ -83,7 +83,7 @@ def zero_shot(
     classes: Sequence[str],
     *,
     prompts: str | Sequence[str] | None = None,
-    outputs: Literal["exclusive", "independent"] | None = None,
+    outputs: ClassOutputs | None = None,
     revision: str | None = None,
     device: str = "auto",
 ) -> VisionTransformer:

@@ -15,6 +15,7 @@ from jinja2 import Environment, Template
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitascope.deploy.server.settings import TOKEN
+from vitascope.model.options import Outputs
 
 R = TypeVar("R")
 Responses = dict[int | str, dict[str, Any]]
@@ -189,7 +190,7 @@ class ModelDescription(Schema):
     engine: str
     num_classes: int
     class_names: list[str]
-    outputs: Literal["exclusive", "independent", "embedding"] = Field(
+    outputs: Outputs = Field(
         description="`exclusive`: one class per picture; `independent`: any number of classes"
     )
     thresholds: list[float] = Field(description="of each class, if any number may apply; else empty")
