@@ -59,7 +59,7 @@ def test_torchrun_and_vitascope_take_the_options_of_the_script(tmp_path: Path, r
         assert request.resume == str(run)
     else:
         assert (request.data, request.run, request.streams) == (str(data), str(run), 3)
-        assert (request.execution.parallel, request.execution.compile) == ("hsdp", "on")
+        assert (request.execution.parallel, request.execution.compile) == ("fsdp", "on")
 
 
 def test_script_without_data_names_the_variable(tmp_path: Path) -> None:

@@ -94,6 +94,12 @@ def test_named_set_of_model_options_is_replaced_by_its_parts() -> None:
     assert given == {**modern, "num_registers": 1, "mlp": "swiglu"}
 
 
+def test_muon_is_rejected_with_shards_by_both_names() -> None:
+    with pytest.raises(UserError, match=r"parallel=fsdp .* optimizer=muon .*: choose parallel=ddp, or"):
+        TrainConfig.from_recipe("small-data", parallel="fsdp")
+    assert TrainConfig.from_recipe("small-data", parallel="fsdp", optimizer="adamw")
+
+
 def test_every_option_has_a_unique_name_and_one_group() -> None:
     config = TrainConfig()
     groups = [getattr(config, group) for group in set(GROUP_OF.values()) - {None}]
@@ -193,6 +199,11 @@ def test_yaml_round_trip_keeps_every_option(tmp_path) -> None:
     path.write_text(config.to_yaml(), encoding="utf-8")
     assert TrainConfig.from_yaml(path) == config
     assert set(yaml.safe_load(config.to_yaml())) == set(GROUP_OF)
+    path.write_text(config.to_yaml() + "shard_size: null\n", encoding="utf-8")  # as version 0.2.0 wrote it
+    assert TrainConfig.from_yaml(path) == config
+    path.write_text("shard_size: 4\n")
+    with pytest.raises(UserError, match="unknown training option 'shard_size'"):
+        TrainConfig.from_yaml(path)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_engine_options_and_moved_files_may_differ(data, tmp_path) -> None:
     saved = identity_of(tiny_config(data, run="here"))
     engine = {
         **{"precision": "bf16", "device": "meta", "workers": 3, "compile": "on", "accumulate": 2},
-        **{"gradient_checkpointing": True, "parallel": "hsdp", "shard_size": 4, "tracker": "mlflow"},
+        **{"gradient_checkpointing": True, "parallel": "fsdp", "tracker": "mlflow"},
         **{"checkpoint_seconds": 1.0, "keep_checkpoints": 7, "keep_state": True},
     }
     assert set(engine) == {field.name for field in dataclasses.fields(ExecutionOptions)}

@@ -504,11 +504,8 @@ class ExecutionOptions(OptionGroup):
     """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False
     """Recompute each block in the backward pass, to save memory."""
-    parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
-    """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp).
-    Or every machine holds the whole model in shards (hsdp)."""
-    shard_size: Annotated[MaybeInt, COUNT] = None
-    """Processes that hold the whole model together with hsdp. Default: those of a machine."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp)."""
     checkpoint_seconds: Annotated[float, AMOUNT] = 300.0
     """Seconds between checkpoints; 0 saves one after every step."""
     keep_checkpoints: Annotated[int, COUNT] = 2
@@ -518,12 +515,3 @@ class ExecutionOptions(OptionGroup):
     It has about three to four times the size of the model."""
     tracker: MaybeTracker = None
     """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""
-
-    def __post_init__(self) -> None:
-        """Check the options, also against each other."""
-        super().__post_init__()
-        if self.shard_size is not None and self.parallel != "hsdp":
-            raise UserError(
-                f"shard_size={self.shard_size} has no effect with parallel={self.parallel}: "
-                "set parallel=hsdp, or leave it out"
-            )

@@ -42,6 +42,9 @@ FEW_TO_START, FEW_TO_TUNE = 1_000, 100
 small steps of `finetune`: those of `train`, or all where no split is given.
 benchmarks/results/2026-11-25-few_images.md measures where each is better than random weights."""
 
+REMOVED = {"shard_size": None}
+"""Options of runs of version 0.2.0 that are gone, with the value that asks for nothing."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
 class TrainConfig(Configuration):
@@ -133,6 +136,11 @@ class TrainConfig(Configuration):
             raise UserError(f"{' and '.join(lengths)} both set the length of the run: leave out one of them")
         if self.fold is not None and not self.fold < (self.folds or 0):
             raise UserError(f"fold={self.fold} is not one of folds={self.folds}")
+        if self.execution.parallel == "fsdp" and self.optimization.optimizer == "muon":
+            raise UserError(
+                "parallel=fsdp divides matrices, and optimizer=muon orthogonalizes whole ones: choose "
+                "parallel=ddp, or optimizer=adamw"
+            )
         if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
             raise UserError(
                 f"repeats={self.augmentation.repeats} and sampling=balanced both decide how often an image "
@@ -193,7 +201,8 @@ class TrainConfig(Configuration):
         """
         if values.get("task") == "probe":
             raise UserError("these are the options of a probe: `vitascope probe` makes another one")
-        return super().from_dict(values)
+        gone = REMOVED.items()
+        return super().from_dict({name: it for name, it in values.items() if (name, it) not in gone})
 
     @classmethod
     @checked

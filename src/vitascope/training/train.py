@@ -252,8 +252,7 @@ def resume(
             )
     if epochs is None:
         unfinished.check_unfinished()
-    # A recorded number of shards may be of more processes.
-    device = _join(recorded.replace(**execution), execution.get("shard_size"))
+    device = _join(recorded.replace(**execution))
     if unfinished.members:
         if epochs is not None:
             raise UserError(f"{unfinished.path}: its runs are done; more epochs need a new run with folds")
@@ -287,10 +286,9 @@ def _take_over(run: Run) -> None:
     run.check_unfinished()
 
 
-def _join(config: TrainConfig, shard_size: int | None) -> torch.device:
+def _join(config: TrainConfig) -> torch.device:
     """Join torchrun's processes, if there are any; returns the device of this one."""
     device = distributed.join_processes(config.execution.device)
-    distributed.check_shard_size(shard_size)
     check_versions()
     return device
 
@@ -367,7 +365,7 @@ def _run(asked: dict[str, Any], task: str, named: Collection[str]) -> TrainResul
         what = "this configuration" if recipe in (None, "base") else f"the recipe {recipe}"
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
-    device = _join(first, first.execution.shard_size)
+    device = _join(first)
     launch = Launch()
     begun = distributed.by_first(lambda: _begun(launch))
     if begun is not None:
