@@ -127,7 +127,7 @@ class Trainer:
         self.exchange = distributed.Exchange()
         self.best_weights = BestWeights(functools.partial(self._write_model, run.best))
         self.checkpoint_writer = CheckpointWriter(run, execution.keep_checkpoints)
-        self.identity = run_identity(config, self.model_config, splits.train)
+        self.identity = run_identity(config, self.model_config)
         self.step, self.seconds = 0, 0.0
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
         self.sums: Sums = {}
@@ -608,10 +608,8 @@ class Trainer:
     def _restore(self, step: int, state: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self.step = step
-        identity = state["identity"]
-        if self.schedule.begun == self.step:  # of the run before it got more epochs
-            identity = {name: value for name, value in identity.items() if name not in LENGTHENED}
-        check_identity(identity, self.identity)
+        before_more_epochs = self.schedule.begun == self.step
+        check_identity(state["identity"], self.identity, LENGTHENED if before_more_epochs else ())
         restore_model(self.module, state["model"])
         if self.average is not None:
             restore_model(self.average, state["average"])
