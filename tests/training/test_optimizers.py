@@ -256,13 +256,16 @@ def test_adapters_have_the_options_of_the_matrices_of_their_block(optimizer: Any
     assert groups.keys() == {id(p) for p in model.head.parameters()}
 
 
-def test_optimizers_that_find_nothing_to_train_are_rejected() -> None:
-    model = small_model()
-    freeze_body(model)
-    with pytest.raises(UserError, match="none is trained here: use the optimizer adamw"):
-        optimizer_of(model, Optimization(optimizer="muon"))
+def test_layer_decay_needs_blocks() -> None:
     with pytest.raises(UserError, match="no blocks"):
         optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
+
+
+def test_muon_without_a_hidden_matrix_is_adamw() -> None:
+    made = [torch.nn.ParameterDict({"head": torch.ones(4, 3)}) for _ in range(2)]
+    for module, name in zip(made, ("muon", "adamw"), strict=True):
+        steps(optimizer_of(module, Optimization(optimizer=name)), list(module.parameters()))
+    assert torch.equal(made[0]["head"], made[1]["head"])
 
 
 def test_only_the_head_of_a_frozen_model_is_trained() -> None:

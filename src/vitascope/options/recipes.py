@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
-from vitascope.arguments import NamesFile, Range, checked
+from vitascope.arguments import NamesFile, Range, check_value, checked
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
@@ -134,8 +134,6 @@ class TrainConfig(Configuration):
         lengths = [name for name in traits(TrainConfig, SetsLength) if self.option(name) is not None]
         if len(lengths) > 1:
             raise UserError(f"{' and '.join(lengths)} both set the length of the run: leave out one of them")
-        if self.fold is not None and not self.fold < (self.folds or 0):
-            raise UserError(f"fold={self.fold} is not one of folds={self.folds}")
         if self.execution.parallel == "fsdp" and self.optimization.optimizer == "muon":
             raise UserError(
                 "parallel=fsdp divides matrices, and optimizer=muon orthogonalizes whole ones: choose "
@@ -214,12 +212,10 @@ class TrainConfig(Configuration):
         """
         try:
             values = read_yaml(path)
-        except FileNotFoundError as error:
-            raise UserError(f"{path}: no such file") from error
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not readable as YAML: {error}") from error
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: not a table of options")
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path}: not readable as YAML: {reason}") from error
+        check_value(str(path), values, Mapping)
         with options_of(path):
             return cls.from_dict(values)
 

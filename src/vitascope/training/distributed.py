@@ -109,7 +109,8 @@ def _own_part(store: Store, rank: int, world_size: int) -> Store:
     dead, and hangs (https://github.com/pytorch/pytorch/issues/135712; measured with torch 2.13). So each
     process shows a random name, and the first one answers the names with its own until all have come.
     """
-    mine, until = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
+    limit = store.timeout.total_seconds()  # type: ignore[attr-defined]
+    mine, until = uuid.uuid4().hex, time.monotonic() + limit
     store.set(f"vitascope/name-{rank}", mine)
     if rank:
         first = store.get(f"vitascope/answer-{mine}").decode()  # waits, as long as the store's timeout

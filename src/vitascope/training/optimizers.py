@@ -167,10 +167,6 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
     if options.layer_decay != 1 and not depth:
         raise UserError("layer_decay needs a Vision Transformer: this model has no blocks; leave it at 1")
     matrices = hidden_matrices(module) if options.optimizer == "muon" else {}
-    if options.optimizer == "muon" and not matrices:
-        raise UserError(
-            "optimizer muon trains hidden matrices, and none is trained here: use the optimizer adamw"
-        )
     groups: dict[tuple[bool, float, int], list[nn.Parameter]] = {(True, 1.0, 0): [], (False, 1.0, 0): []}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -181,7 +177,7 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
             groups.setdefault((decayed, scale, stacked), []).append(parameter)
     parameters = [
         {"params": found, "weight_decay": options.weight_decay * decayed, "lr_scale": scale}
-        | ({"stacked": stacked} if matrices else {})
+        | ({"stacked": stacked} if options.optimizer == "muon" else {})
         for (decayed, scale, stacked), found in groups.items()
         if found
     ]

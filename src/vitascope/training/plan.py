@@ -157,7 +157,7 @@ class Plan:
         with options_of(run.plan_file):
             model = config_of(run.plan["model"])
         texts = {name: run.plan[name] for name in ("chosen", "reason", "note")}
-        return cls(options=config, model=model, start=tuple(run.plan.get("start", ())), **texts)
+        return cls(options=config, model=model, start=tuple(run.plan["start"]), **texts)
 
 
 WORDS = {
@@ -285,8 +285,6 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
             raise UserError(f"{error}; {advice}") from error
     else:
         model = named_config(name or DEFAULT_MODEL, **options)
-    if model.members > 1:
-        raise UserError("model_options: members is of an ensemble, which folds makes; leave it out")
     if isinstance(model, ViTConfig):
         if asked.task == "masked":
             model = body_config(model)
@@ -301,12 +299,6 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
 
 def _check_vit(asked: TrainConfig, model: ViTConfig) -> None:
     """Reject options that have no effect on a model, or that it does not support."""
-    rank = asked.optimization.lora
-    if rank is not None and rank > model.embed_dim:
-        raise UserError(
-            f"lora={rank} is more than the width of the model, {model.embed_dim}, which is the largest "
-            "rank of its matrices: choose a smaller one, such as 8"
-        )
     for option in asked.architecture.model_options:
         needs = traits(ViTConfig, AppliesWith).get(option)
         if needs is not None and not needs.holds(model.option(needs.option)):
@@ -419,14 +411,6 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
     if teacher is not None:
         if not is_vit:
             raise UserError(f"{cnn} distillation token; leave out the teacher")
-        pool = asked.pool
-        if pool is None and config.weights is None:
-            pool = named_config(asked.model or DEFAULT_MODEL).option("pool")
-        if pool not in (None, "cls"):
-            raise UserError(
-                f"a teacher trains a token beside the class token, and pool={pool} has none: add "
-                "pool=cls or use the recipe distill"
-            )
         vit_options["distillation_token"] = True
     if is_vit:
         return vit_options | classes
