@@ -100,6 +100,13 @@ def test_muon_is_rejected_with_shards_by_both_names() -> None:
     assert TrainConfig.from_recipe("small-data", parallel="fsdp", optimizer="adamw")
 
 
+@pytest.mark.parametrize("others", [{"streams": 2}, {"sampling": "balanced"}])
+def test_two_rules_for_the_images_of_an_epoch_are_rejected(others: dict[str, Any]) -> None:
+    ((name, value),) = others.items()
+    with pytest.raises(UserError, match=f"^repeats=3 and {name}={value} decide which images an epoch has"):
+        TrainConfig(repeats=3, **others)
+
+
 def test_every_option_has_a_unique_name_and_one_group() -> None:
     config = TrainConfig()
     groups = [getattr(config, group) for group in set(GROUP_OF.values()) - {None}]

@@ -139,10 +139,12 @@ class TrainConfig(Configuration):
                 "parallel=fsdp divides matrices, and optimizer=muon orthogonalizes whole ones: choose "
                 "parallel=ddp, or optimizer=adamw"
             )
-        if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
+        orders = [f"repeats={self.augmentation.repeats}"] * (self.augmentation.repeats > 1)
+        orders += ["sampling=balanced"] * (self.balance.sampling == "balanced")
+        orders += [f"streams={self.streams}"] * (self.streams is not None)
+        if len(orders) > 1:
             raise UserError(
-                f"repeats={self.augmentation.repeats} and sampling=balanced both decide how often an image "
-                "appears in an epoch: leave out one of them"
+                f"{' and '.join(orders)} decide which images an epoch has, and in which order: leave out one"
             )
 
     def _check_auto(self) -> None:

@@ -122,8 +122,7 @@ class Run:
         """An existing run, to read; another folder is a `UserError`. Of a URL, its files are copied."""
         run = cls(local_model(folder))
         run.ref = str(folder)
-        if not run.exists:
-            raise UserError(f"{folder}: not a run folder (it has no {layout.CONFIG})")
+        run._check_exists()
         return run
 
     @classmethod
@@ -224,8 +223,7 @@ class Run:
         if run.store is not None:
             run.store.fetch()
             run.check_unfinished()
-            if not run.exists:
-                raise UserError(f"{run.ref}: not a run folder (it has no {layout.CONFIG})")
+            run._check_exists()
             return run, None
         if str(ref) == "auto":
             found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
@@ -246,6 +244,10 @@ class Run:
     def exists(self) -> bool:
         """Whether this is a run folder."""
         return layout.is_run(self.path)
+
+    def _check_exists(self) -> None:
+        if not self.exists:
+            raise UserError(f"{self.ref}: not a run folder (it has no {layout.CONFIG})")
 
     @property
     def finished(self) -> bool:
