@@ -134,6 +134,8 @@ class TrainConfig(Configuration):
         lengths = [name for name in traits(TrainConfig, SetsLength) if self.option(name) is not None]
         if len(lengths) > 1:
             raise UserError(f"{' and '.join(lengths)} both set the length of the run: leave out one of them")
+        if self.fold is not None and not self.fold < (self.folds or 0):
+            raise UserError(f"fold={self.fold} is not one of folds={self.folds}")
         if self.execution.parallel == "fsdp" and self.optimization.optimizer == "muon":
             raise UserError(
                 "parallel=fsdp divides matrices, and optimizer=muon orthogonalizes whole ones: choose "
