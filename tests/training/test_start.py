@@ -263,7 +263,7 @@ def test_first_of_several_processes_decides_for_all(data, tmp_path) -> None:
         ({"weights": "auto", "model": "vit_s16"}, "weights=auto chooses the model"),
         ({"weights": "auto", "task": "masked"}, "pre-training has none"),
         ({"weights": "auto", "bodies": ["nowhere/at/all"]}, "nowhere/at/all"),
-        ({"freeze": True, "steps": 0, "weights": "none"}, "freeze trains a head on a body"),
+        ({"freeze": True, "steps": 0, "weights": "none"}, "freeze needs a body that is trained already"),
         ({"steps": 0}, "steps=0 trains nothing"),
     ],
 )

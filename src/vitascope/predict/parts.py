@@ -334,7 +334,9 @@ def check_same(
     try:
         found = differences(about)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{place}: its fingerprint is broken; choose another file") from error
+        raise UserError(
+            f"{place}: its fingerprint is broken, or of another version; choose another file"
+        ) from error
     if found:
         raise UserError(
             f"{place} was made with other options or another model: {'; '.join(found)}; use the same ones, "

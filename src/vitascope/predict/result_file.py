@@ -148,7 +148,6 @@ def differences(
 ) -> list[str]:
     """List the differences from a fingerprint, such as `top_k was 5, not 3`; empty if there are none."""
     now = {"places": list(places), **task.options(engine)}
-    before = {"views": 1, **before}  # which a file of vitascope 0.2 does not have
     changes = [change for name in now for change in _changes(name, before[name], now[name])]
     if changes:
         return changes

@@ -75,19 +75,10 @@ def curve_title(name: str, names: Collection[str]) -> str:
 
 def kept_place(run: Run, epochs: Records) -> int | None:
     """The place of the best validation among the epochs, if the run kept its weights."""
-    kept = run.records("kept")  # older and unfinished runs have no such record
-    keeps = kept[-1]["weights"] if kept else run.config.get("keep")
-    if keeps != "best" or not epochs:
+    kept = run.records("kept")[-1:]
+    if not kept or kept[0]["weights"] != "best":
         return None
-    if kept:
-        return next(
-            (place for place, epoch in enumerate(epochs) if epoch["epoch"] == kept[-1]["epoch"]), None
-        )
-    if "val_map" in epochs[0]:
-        return int(np.argmax(values_of(epochs, "val_map")))
-    return int(
-        np.argmin(values_of(epochs, "val_weighted_loss" if "val_weighted_loss" in epochs[0] else "val_loss"))
-    )
+    return next((place for place, epoch in enumerate(epochs) if epoch["epoch"] == kept[0]["epoch"]), None)
 
 
 def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:

@@ -19,8 +19,6 @@ from vitascope.weights.files import read_npz
 
 OPTIONAL = ("thresholds", "familiarity")
 """Arrays that not every classifier has."""
-ROUNDING = 1e-4
-"""The largest excess of a computed probability over 1."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,7 +152,8 @@ def paired(before: Predictions, after: Predictions) -> PairedMeasure:
 
 
 def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """The attributes of `Predictions` from the arrays of a file; a ValueError for one that does not fit."""
+    """The attributes of `Predictions` from the arrays of a file; a ValueError for one of another shape or
+    kind. The archive has checksums of its own."""
     split = _array(stored, "split", "U", ())
     class_names, unreadable = (_array(stored, name, "U", (None,)) for name in ("class_names", "unreadable"))
     indices = _array(stored, "indices", "iu", (None,))
@@ -165,25 +164,11 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
         _array(stored, name, "f", shape) if name in stored else None
         for name, shape in zip(OPTIONAL, ((K,), (N,)), strict=True)
     )
-    if thresholds is not None and not ((thresholds >= 0) & (thresholds <= 1)).all():
-        raise ValueError("thresholds outside of [0, 1]")
     probabilities = _array(stored, "probabilities", "f", (N, K))
-    if K == 0:
-        raise ValueError("no class_names")
-    if thresholds is not None and not several:
-        raise ValueError("thresholds for images of one class")
-    if N and (int(indices[0]) < 0 or not (indices[1:] > indices[:-1]).all()):
-        raise ValueError("the indices do not ascend from 0 or more")
-    if N and not several and not 0 <= int(labels.min()) <= int(labels.max()) < K:
-        raise ValueError(f"labels from {labels.min()} to {labels.max()} for {K} classes")
-    if not ((probabilities >= 0) & (probabilities <= 1 + ROUNDING)).all():  # so that NaN fails too
-        raise ValueError("probabilities outside of [0, 1]")
     names = tuple(class_names.tolist())
     targets: Targets = ClassIndices(labels.astype(np.int64), names)
     if several:
         unknown = _array(stored, "unknown", "b", (N, K)) if "unknown" in stored else None
-        if unknown is not None and (unknown & labels).any():
-            raise ValueError("classes that images have, and that are unknown")
         targets = ClassSets(labels, names, unknown)
     return {
         "split": str(split),

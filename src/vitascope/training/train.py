@@ -27,7 +27,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.decisions import decided_in
 from vitascope.data.folds import copies_across, fold_names
 from vitascope.data.frames import DataFrame, data_place
-from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.evaluation.novelty import Novelty
@@ -58,12 +58,7 @@ from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.distributed import Launch, restarts_left
 from vitascope.training.folds import CrossValidation, compared, train_members
-from vitascope.training.identity import (
-    check_folder_is_shared,
-    check_plan_and_data,
-    check_versions,
-    with_images_of,
-)
+from vitascope.training.identity import check_folder_is_shared, check_plan_and_data, check_versions
 from vitascope.training.keywords import ResumeKeywords, TrainKeywords
 from vitascope.training.loop import Trainer
 from vitascope.training.more_epochs import finished_if_failed, lengthen
@@ -253,8 +248,7 @@ def resume(
             )
     if epochs is None:
         unfinished.check_unfinished()
-    # A recorded number of shards may be of more processes.
-    device = _join(recorded.replace(**execution), execution.get("shard_size"))
+    device = _join(recorded.replace(**execution))
     if unfinished.members:
         if epochs is not None:
             raise UserError(f"{unfinished.path}: its runs are done; more epochs need a new run with folds")
@@ -288,10 +282,9 @@ def _take_over(run: Run) -> None:
     run.check_unfinished()
 
 
-def _join(config: TrainConfig, shard_size: int | None) -> torch.device:
+def _join(config: TrainConfig) -> torch.device:
     """Join torchrun's processes, if there are any; returns the device of this one."""
     device = distributed.join_processes(config.execution.device)
-    distributed.check_shard_size(shard_size)
     check_versions()
     return device
 
@@ -314,10 +307,14 @@ def _continue(
     with _locked(run), explaining_memory(), finished_if_failed(run):
         if missing == "skip":
             config = distributed.by_first(lambda: _skip_missing(run, config))
-        opened, data = distributed.by_all(lambda: _open_again(config, run))
+        opened = distributed.by_all(lambda: _open_again(config, run))
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(run, opened, device)
-        state = _checkpoint(run, checkpoint, data, trainer.splits.train)
+        state = (
+            folders.load_checkpoint(run.path)
+            if checkpoint is None
+            else folders.load_checkpoint_at(checkpoint)
+        )
         if state is None and run.before.exists() and not has_model(run.start):
             raise UserError(
                 f"{run.path}: the state that its epochs begin with is gone; the run is finished, as before"
@@ -368,7 +365,7 @@ def _run(asked: dict[str, Any], task: str, named: Collection[str]) -> TrainResul
         what = "this configuration" if recipe in (None, "base") else f"the recipe {recipe}"
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
-    device = _join(first, first.execution.shard_size)
+    device = _join(first)
     launch = Launch()
     begun = distributed.by_first(lambda: _begun(launch))
     if begun is not None:
@@ -561,7 +558,7 @@ def prepare(config: TrainConfig, splits: Splits) -> Opened:
     return Opened(resolve(config, facts), splits, weights)
 
 
-def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
+def _open_again(config: TrainConfig, run: Run) -> Opened:
     """The recorded plan, the data and the weights of a resumed run."""
     if config.execution.tracker is not None:
         check_tracker(config.execution.tracker)
@@ -570,7 +567,7 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
         log.warning("%s", data.note)
     # The weights may be gone; the run has a copy of those that it started from.
     start = run.start if has_model(run.start) else config.weights
-    return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
+    return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None)
 
 
 def _data_again(run: Run) -> RunData:
@@ -601,17 +598,6 @@ def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
     lengths = Schedule.of(options, options.batch_size, per_epoch).lengths
     run.record_options(lengths=[list(pair) for pair in lengths])
     return config.replace(lengths=lengths)
-
-
-def _checkpoint(
-    run: Run, chosen: Path | None, data: RunData, images: ImageSet
-) -> tuple[int, dict[str, Any]] | None:
-    """The step and the state to resume from: of the chosen checkpoint, or of the newest, if there is one."""
-    checkpoint = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
-    if checkpoint is None or not data.restored.record.skipped:
-        return checkpoint
-    step, state = checkpoint
-    return step, with_images_of(state, images)
 
 
 @contextmanager

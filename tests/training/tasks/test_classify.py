@@ -192,12 +192,6 @@ def test_losses_are_computed_in_float32_under_autocast() -> None:
     torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"distillation_token": True, "head": "none"}])
-def test_student_without_a_distillation_token_is_rejected(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="needs a distillation token"):
-        distill().module(small_model(**options))
-
-
 def test_teacher_with_other_channels_is_rejected() -> None:
     grey = Preprocess(image_size=(32, 32), channels=1, mean=(0.5,), std=(0.5,))
     message = r"teacher the teacher takes images of 1 channel \(grey\), the student of 3 channels \(colour\)"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.training.distributed import is_first, world_size
+from vitascope.training.distributed import is_first, shard_of, world_size
 from vitascope.weights.files import reason_of
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, state
 
 def all_finite(module: nn.Module) -> bool:
     """Whether all parameters in this process are finite."""
-    local = [p.to_local() if hasattr(p, "to_local") else p for p in module.parameters()]
-    finite = [torch.isfinite(parameter).all() for parameter in local]
+    finite = [torch.isfinite(shard_of(parameter)).all() for parameter in module.parameters()]
     return bool(torch.stack(finite).all())  # one wait for the device
 
 
