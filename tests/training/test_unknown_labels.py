@@ -26,6 +26,7 @@ from vitascope.predict.runtimes import open_engine
 from vitascope.probing.probe import probe
 from vitascope.run.run import Run
 from vitascope.training.tasks.classify import Classify
+from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.train import resume, train
 
 RANDOM = np.random.default_rng(0)
@@ -53,13 +54,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_loss_of_an_image_is_that_of_its_known_classes(criterion: Any, weights: Any) -> None:
     preprocess = Preprocess(image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
     logits, rows = torch.from_numpy(PROBABILITIES).logit().float(), torch.from_numpy(TARGETS.rows)
-    found = Classify(preprocess, 0.0, criterion, weights, True, True).label_losses(logits, rows)
+    found = Classify(preprocess, 0.0, criterion, weights, LOSSES[ClassSets], True).label_losses(logits, rows)
     for image in range(len(TARGETS)):
         known = torch.from_numpy(~UNKNOWN[image])
         if not known.any():
             assert found[image] == 0
             continue
-        alone = Classify(preprocess, 0.0, criterion, None if weights is None else weights[known], True)
+        alone = Classify(
+            preprocess, 0.0, criterion, None if weights is None else weights[known], LOSSES[ClassSets]
+        )
         part = alone.label_losses(
             logits[image : image + 1, known], torch.from_numpy(LABELS[image])[None, known]
         )

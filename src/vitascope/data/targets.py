@@ -670,7 +670,7 @@ class ClassSets(Targets):
     def answers(
         self, probabilities: Probabilities, thresholds: Probabilities | None = None
     ) -> npt.NDArray[Any]:
-        return self.scored(probabilities) >= (EVEN if thresholds is None else thresholds)
+        return probabilities >= (EVEN if thresholds is None else thresholds)
 
     def score(
         self, probabilities: Probabilities, thresholds: Probabilities | None = None, noun: str = "image"

@@ -96,7 +96,7 @@ class Predictions:
     def answers(self) -> npt.NDArray[Any]:
         """The predictions in the form of the labels: the most probable class of each image, int64 (N,), or
         the classes from their thresholds on, bool (N, K)."""
-        return self.targets.answers(self.probabilities, self.thresholds)
+        return self.targets.answers(self.scored, self.thresholds)
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:

@@ -263,7 +263,7 @@ def test_a_teacher_of_several_classes_teaches_each_of_them(kind: str) -> None:
     taught = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.1, 4.0], [1.0, 1.0, -1.0]])
     teacher = Teacher(name="the teacher", model=with_preprocess(Taught(), OURS))
     options = Distillation(distill=kind, distill_weight=1.0, temperature=2.0)
-    task = Distill(OURS, 0.1, "bce", None, True, options=options, teacher=teacher)
+    task = Distill(OURS, 0.1, "bce", None, LOSSES[ClassSets], options=options, teacher=teacher)
     module, batch = task.module(student()), examples(SETS)
     loss, sums = task.loss(module, batch)
     _, by_teacher = module(OURS.normalize(batch.images))
