@@ -154,8 +154,8 @@ def test_a_run_that_predicted_nothing_is_reported_and_compared(good: Path, tmp_p
 def test_a_broken_configuration_is_not_taken_for_missing_images(good: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(good, tmp_path / "broken")
     (broken / "report.html").touch()
-    (broken / layout.CONFIG).write_text("task: &task classify\n")
+    (broken / layout.CONFIG).write_text("task: &task classify\ndata: *task\n")
     with pytest.raises(
-        vs.UserError, match=r"config\.yaml is broken: line 1: references \(& and \*\) .* are not read$"
+        vs.UserError, match=r"config\.yaml is broken: line 2: references \(& and \*\) are not read$"
     ):
         rewrite_report(vs.Run(broken))
