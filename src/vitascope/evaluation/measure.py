@@ -15,13 +15,15 @@ from torch import Tensor
 
 from vitascope.data.decoding import source_name
 from vitascope.data.loading import Batch, Loader, check_unreadable
+from vitascope.data.reading import ImageReader
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import KINDS
 from vitascope.errors import UserError
 from vitascope.evaluation.reliability import Reliability
 from vitascope.formatting import pandas_library
 from vitascope.model.trust import PredictionSets
-from vitascope.predict.engine import WHOLE_PICTURES, Engine, stacks
+from vitascope.predict.engine import WHOLE_PICTURES, Engine
+from vitascope.predict.pictures import stream
 from vitascope.run.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -130,19 +132,18 @@ class WholePictures:
 
     def epoch(self) -> Iterator[Batch]:
         """The readable images; those of a batch are ordered by size."""
-        for start in range(0, len(self.images), self.batch_size):
-            part = self.images.subset(
-                self.images.name, np.arange(start, min(start + self.batch_size, len(self.images)))
-            )
-            pictures, errors = self.engine.read(part.sources)
-            self.unreadable |= {source_name(part.sources[place]): text for place, text in errors.items()}
+        images, reader = self.images, ImageReader(self.images.sources, self.engine.preprocess)
+        starts = range(0, len(images), self.batch_size)
+        batches = (np.arange(start, min(start + self.batch_size, len(images))) for start in starts)
+        for batch in stream(self.engine, reader, batches, self.batch_size):
+            sources = reader.sources_of(batch.items)
+            self.unreadable |= {source_name(sources[row]): reason for row, reason in batch.faults.items()}
             reasons = list(self.unreadable.values())
-            check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
-            readable = np.array([place for place in range(len(part)) if place not in errors], dtype=np.int64)
-            for places, pixels in stacks(pictures):
-                rows = readable[places]
-                targets = torch.from_numpy(part.truth.take(rows).rows)
-                yield Batch(pixels, targets, start + rows, len(rows))
+            check_unreadable(len(reasons), len(images), images.name, reasons)
+            for places, pixels in batch.stacks:
+                indices = batch.items[batch.readable][places]
+                targets = torch.from_numpy(images.truth.take(indices).rows)
+                yield Batch(pixels, targets, indices, len(indices))
 
 
 def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) -> Loader | WholePictures:
