@@ -37,7 +37,7 @@ def test_text_and_figure_are_written_to_a_folder(two: list[Path], tmp_path: Path
 
 def test_without_a_place_nothing_is_written(two: list[Path], tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert repr(vs.compare(two)) == "RunComparison(one, two; best: one, two)"
+    assert repr(vs.compare(two)) == "RunComparison(one, two; best: one)"
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -158,7 +158,6 @@ def thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np
 class Curve:
     """The epochs of a run, and its colour and style in charts of several runs."""
 
-    name: str
     label: str
     """The same for runs with the same colour and style."""
     epochs: Records
