@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.explain import MODELS
-from tests.model import VARIANTS, random_images, small_model, small_resnet
+from tests.model import VARIANTS, random_images, small_model
 from vitascope.errors import UserError
 from vitascope.explain import learned
 from vitascope.explain.attention import AttentionStream, head_maps
@@ -269,11 +269,6 @@ def test_positions_that_add_nothing_are_rejected_and_explained(positions: str, w
         position_similarity(small_model(positions=positions))
 
 
-def test_positions_of_a_resnet_are_rejected() -> None:
-    with pytest.raises(UserError, match="a ResNet has no position embeddings"):
-        position_similarity(small_resnet())
-
-
 # --- filters
 
 
@@ -319,21 +314,10 @@ def test_count_below_one_is_rejected(count: int) -> None:
         patch_filters(small_model(), count)
 
 
-def test_identical_filters_are_rejected() -> None:
-    model = small_model()
-    assert isinstance(model.patch_embedding, ConvPatches)
-    with torch.no_grad():
-        model.patch_embedding.weight.fill_(0.3)
-    with pytest.raises(UserError, match="the 16 filters of this patch embedding are all equal"):
-        patch_filters(model)
-
-
 def test_stems_that_do_not_embed_pixels_are_rejected() -> None:
     for stem in ("resnet", "tokenizer"):
         with pytest.raises(UserError, match=f"the stem '{stem}' embeds patches of a feature map"):
             patch_filters(small_model(**VARIANTS[stem]))
-    with pytest.raises(UserError, match="a ResNet has no patch embedding"):
-        patch_filters(small_resnet())
 
 
 # --- features

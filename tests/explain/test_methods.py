@@ -177,10 +177,18 @@ def test_half_precision_model_has_float32_results(view: Callable[..., Tensor]) -
         assert np.corrcoef(result.flatten(), expected.flatten())[0, 1] > 0.97
 
 
-@pytest.mark.parametrize("name", [name for name in VIEWS if name not in METHODS or METHODS[name].attends])
-def test_views_of_attention_reject_a_resnet(name: str) -> None:
-    with pytest.raises(UserError, match="a ResNet has no"):
-        VIEWS[name](small_resnet(), random_images(1, 3, 32, 32))
+OF_TOKENS = {
+    **{name: view for name, view in VIEWS.items() if name not in METHODS or METHODS[name].attends},
+    "lens": explain.lens,
+    "positions": lambda model, images: explain.position_similarity(model),
+    "filters": lambda model, images: explain.patch_filters(model),
+}
+
+
+@pytest.mark.parametrize("view", OF_TOKENS.values(), ids=OF_TOKENS)
+def test_views_of_tokens_reject_a_resnet(view: Callable[..., Tensor]) -> None:
+    with pytest.raises(UserError, match="a ResNet has no attention and no tokens to show"):
+        view(small_resnet(), random_images(1, 3, 32, 32))
 
 
 @pytest.mark.parametrize("name", ["attention", "grad-cam", "patch attention", "feature colours"])

@@ -180,7 +180,7 @@ def test_folders_of_the_same_name_are_named_by_their_paths(tmp_path: Path) -> No
 def test_runs_that_cannot_be_compared_are_rejected(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", task="masked")
     for runs in ([one], [one, Run(one.path.parent / "." / "one")]):
-        with pytest.raises(UserError, match="a comparison takes 2 to 24 different runs, not .*one"):
+        with pytest.raises(UserError, match=r"a comparison takes 2 to 24 different runs, not .*one"):
             compared(*runs)
     with pytest.raises(UserError, match=r"measured .*one by accuracy, .*two by correct colours"):
         compared(one, two)

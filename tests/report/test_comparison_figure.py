@@ -108,7 +108,7 @@ def test_places_that_cannot_be_written_or_read_and_a_single_path_are_rejected(
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: cannot write there: a file, not a folder"):
         vs.compare(two, out=tmp_path / "file")
-    with pytest.raises(UserError, match="not 1"):
+    with pytest.raises(UserError, match="2 to 24 different runs"):
         vs.compare(str(two[0]))
     with pytest.raises(UserError, match="nowhere: not a run folder"):
         vs.compare([two[0], tmp_path / "nowhere"])

@@ -36,6 +36,9 @@ ONE_OF_SEVERAL = 320
 """Longer side of a picture in a figure of several, in pixels."""
 
 
+_TAKES = {"nothing": "the model alone", "one": "one picture", "some": "one picture or more"}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Picture:
     """A picture as the model gets it, and as people see it."""
@@ -84,29 +87,27 @@ def draw(
     check_method(method, [*settings, *(["target"] if target is not None else [])])
     view = VIEWS.get(method)
     if evidence and view is not None:
-        raise UserError(f"evidence is that of a heatmap, and {method} is none: choose {', '.join(METHODS)}")
-    takes = "some" if view is None else view.takes
-    if takes == "nothing":
-        if pictures is not None:
-            raise UserError(f"{method} shows the model alone: leave out the pictures")
+        raise UserError(f"evidence is about a heatmap, and {method} is none: choose {', '.join(METHODS)}")
+    takes = view.takes if view is not None else "one" if evidence else "some"
+    if takes == "nothing" and pictures is None:
         assert view is not None
         return view.draw(model)
-    if pictures is None:
-        raise UserError(f"{method} explains pictures: give one" + (" or more" if takes == "some" else ""))
-    read = _read(model, pictures, truths, are_shown=view is None or view.shows_pictures)
-    if takes == "one" and len(read) > 1:
-        raise UserError(f"{method} explains one picture, not {len(read)}")
-    single = len(read) == 1 and truths is None
+    read = []
+    if takes != "nothing" and pictures is not None:
+        read = _read(model, pictures, truths, are_shown=view is None or view.shows_pictures)
+    if not read or (takes == "one" and len(read) > 1):
+        count = f"not {len(read)} that can be read" if takes != "nothing" else "leave out the pictures"
+        raise UserError(f"{method}{' with evidence' * evidence} is of {_TAKES[takes]}: {count}")
+    single = len(read) == 1 and (truths is None or evidence)
     subject = read[0].name if single else f"{len(read)} {kind}{'s' * (len(read) > 1)}"
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
-    if evidence and not single:
-        raise UserError(f"evidence is measured on one picture, not {len(read)}")
-    maps = [heatmap(model, each.image, method, target, **settings)[0].cpu().numpy() for each in read]
-    notes = [_note(model, each, METHODS[method], target, heat) for each, heat in zip(read, maps, strict=True)]
-    own = "".join(f", {name} {value}" for name, value in settings.items())
+    maps = [heatmap(model, picture.image, method, target, **settings)[0].cpu().numpy() for picture in read]
+    pairs = list(zip(read, maps, strict=True))
+    notes = [_note(model, picture, METHODS[method], target, heat) for picture, heat in pairs]
+    options = "".join(f", {name} {value}" for name, value in settings.items())
     default = _about_default(model, read) if target is None and METHODS[method].has_target else ""
-    title = METHODS[method].title + own + _about(model, target) + default
+    title = METHODS[method].title + options + _about(model, target) + default
     if single:
         title = _with_prediction(model, read[0], subject, title)
         if not evidence:
@@ -115,9 +116,9 @@ def draw(
 
         measured = measure(model, read[0].image, maps[0], target)
         return plots.draw_explanation(read[0].shown, maps[0], f"{title}, {measured}", notes[0], measured)
-    pairs = [beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
-    captions = [_caption(model, each, note) for each, note in zip(read, notes, strict=True)]
-    return plots.draw_grid(pairs, captions, f"{title} over {subject}")
+    captions = [_caption(model, picture, note) for picture, note in zip(read, notes, strict=True)]
+    tiles = [beside_itself(picture.shown, heat) for picture, heat in pairs]
+    return plots.draw_grid(tiles, captions, f"{title} over {subject}")
 
 
 def check_method(method: str, given: Sequence[str]) -> None:
@@ -152,8 +153,6 @@ def _read(
         truth = None if truths is None else _in_one(model, truths[index])
         image = normalized(model, torch.from_numpy(pixels)[None])
         read.append(_Picture(name, image, shown, truth))
-    if not read:
-        raise UserError("no picture that can be read")
     return read
 
 

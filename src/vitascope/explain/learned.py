@@ -12,11 +12,10 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending, stream_attention
 from vitascope.explain.heatmaps import Count, not_finite
-from vitascope.explain.inputs import Images, as_images
+from vitascope.explain.inputs import Images, as_images, check_some
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
-from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
-from vitascope.model.vit import VisionTransformer
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 
 _WEIGHTS_AT_ONCE = 2**26
 """Attention weights of one layer held at a time: 256 MB of float32."""
@@ -44,8 +43,7 @@ def attention_distance(model: VisionModel, images: Images) -> Tensor:
     model, images = attending(model), as_images(model, images)
     config = model.config
     between = patch_distances(config, model.grid_of(images)).to(images.device)  # (N, N)
-    if not len(images):
-        raise UserError("attention distance is a mean over images: give at least one")
+    check_some(images)
     T = config.num_prefix_tokens + len(between)
     total, count = torch.zeros(2, config.depth, config.num_heads, dtype=torch.float64)
     for chunk in images.split(max(1, _WEIGHTS_AT_ONCE // (config.num_heads * T * T))):
@@ -106,10 +104,7 @@ def position_similarity(model: VisionModel) -> Tensor:
     column j with that in row k, column l. 0 where an embedding is all zeros. Positions that are not added to
     the tokens are a `UserError`, as is a ResNet.
     """
-    if not isinstance(model, VisionTransformer):
-        raise UserError(
-            f"{kind_of(model.config)} has no position embeddings: this is for Vision Transformers"
-        )
+    model = attending(model)
     gh, gw = grid = model.config.grid
     table = model.positions.table(grid)  # (1, T, D), or (1, N, D)
     if table is None:
@@ -143,10 +138,9 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
         count: number of components; fewer where the filters have fewer.
 
     Raises:
-        UserError: a count below 1; filters that are all equal; a ResNet, or a stem of several layers.
+        UserError: a count below 1; a ResNet, or a stem of several layers.
     """
-    if not isinstance(model, VisionTransformer):
-        raise UserError(f"{kind_of(model.config)} has no patch embedding: this is for Vision Transformers")
+    model = attending(model)
     if not isinstance(model.patch_embedding, ConvPatches):
         raise UserError(
             f"the stem {model.config.embedding.stem!r} embeds patches of a feature map, so its filters are "
@@ -154,8 +148,6 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
         )
     weight = model.patch_embedding.weight  # (D, C, ph, pw)
     components, shares = principal_components(weight.flatten(1), count)
-    if not len(components):
-        raise UserError(f"the {len(weight)} filters of this patch embedding are all equal: nothing to show")
     return PatchFilters(components.float().reshape(-1, *weight.shape[1:]), shares.float())
 
 
@@ -181,8 +173,7 @@ def feature_colours(model: VisionModel, images: Images, layer: int = -1) -> Tens
         UserError: no such layer; no images; features that are not finite.
     """
     model, images = attending(model), as_images(model, images)
-    if not len(images):
-        raise UserError("colours compare the patches of images: give at least one")
+    check_some(images)
     with evaluation_mode(model):
         (tokens,) = model.forward_intermediates(images, [layer])
     features = tokens[:, model.config.num_prefix_tokens :].flatten(0, 1)  # (B * N, D)

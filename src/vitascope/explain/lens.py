@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError
+from vitascope.explain.attention import attending
 from vitascope.explain.heatmaps import not_finite
 from vitascope.explain.inputs import Images, as_images, call_hook
-from vitascope.explain.targets import ClassScore, TargetLike, as_target
+from vitascope.explain.targets import TargetLike, as_classes
 from vitascope.model.trace import Trace
-from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 
@@ -45,13 +45,9 @@ def lens(model: VisionModel, images: Images, target: TargetLike = None) -> Lens:
     Raises:
         UserError: a ResNet, an ensemble, a model without classes, an unknown class.
     """
-    if not isinstance(model, VisionTransformer):
-        raise UserError(f"the lens reads the tokens of a Vision Transformer, not of {kind_of(model.config)}")
-    images = as_images(model, images)
-    asked = as_target(0 if target is None else target, model.config, images)
-    if type(asked) is not ClassScore:
-        raise UserError("the lens reads classes: give a class by number or name, one per image, or none")
-    classes = None if target is None else asked.classes
+    model, images = attending(model), as_images(model, images)
+    score = as_classes(0 if target is None else target, model.config, images)
+    classes = None if target is None else score.classes
     names = ["embeddings", *(f"block{index}" for index in range(model.config.depth))]
     trace = Trace(names=names)
     call_hook()
