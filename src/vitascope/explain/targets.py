@@ -152,6 +152,8 @@ def question(
         return FeatureCosine(pooled_and_logits(model, as_images(model, like))[0])
     if versus is None:
         return class_index(target, model.config) if isinstance(target, str) else target
+    if target is None:
+        raise UserError("versus needs the class to compare with it: add target")
     both = (torch.tensor([class_index(name, model.config)]) for name in (target, versus))
     return ClassDifference(*both)
 

@@ -78,21 +78,19 @@ class PredictionSets:
             return sets
         return dataclasses.replace(sets, ambiguous=(members.sum(dim=1) > 1).float().mean())
 
-    def check(self, classes: int) -> None:
-        """Reject numbers that are not those of so many classes.
-
-        Raises:
-            UserError: another type or shape, masses that are not in order, or more of them than images.
-        """
+    def fits(self, classes: int) -> bool:
+        """Whether the masses are in order, and these are numbers of so many classes."""
         masses, counts = self.masses, self.counts
         kept = masses.isfinite().sum(dim=-1)
         fits = (masses.dtype, counts.dtype) == (torch.float32, torch.int64)
         fits = fits and self.ambiguous.shape == () and 0 <= float(self.ambiguous) <= 1
         fits = fits and counts.shape in ((), (classes,)) and masses.shape[:-1] == counts.shape
-        if not fits or not ((kept > 0) & (kept <= counts)).all() or not _ascends(masses) or masses.min() < 0:
-            raise UserError(
-                f"masses {list(masses.shape)} and counts are not those of sets of {classes} classes"
-            )
+        return (
+            fits
+            and bool(((kept > 0) & (kept <= counts)).all())
+            and _ascends(masses)
+            and bool(masses.min() >= 0)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The masses of all, or a list for each class, and the counts, as values of JSON."""
@@ -197,20 +195,19 @@ class Familiarity(nn.Module):
         super().__init__()
         for name in self.NAMES:
             self.register_buffer(name, values[name])
-        levels = self.levels.float()
-        if levels.ndim != 1 or len(levels) < 2:
-            raise UserError(f"familiarity needs two levels or more, not a tensor {list(levels.shape)}")
+        levels = torch.atleast_1d(self.levels.float())
         self.register_buffer("steps", (levels[:-1] - levels[1:]).clamp(min=1e-3 * float(levels.mean())))
 
-    def check(self, features: int) -> None:
-        """Reject numbers that are not those of so many features, as a `UserError`."""
-        _, projection, means, levels, images = own = [getattr(self, name) for name in self.NAMES]
+    def fits(self, features: int) -> bool:
+        """Whether these are whole numbers of a model of so many features."""
+        _, projection, means, levels, images = tensors = [getattr(self, name) for name in self.NAMES]
         rank, n = projection.shape[1:2], levels.shape[:1]
-        wanted = [(features,), (features, *rank), (*means.shape[:1], *rank), (*n,), ()]
-        fits = [tuple(values.shape) for values in own] == wanted and means.numel() > 0
-        fits = fits and all(values.dtype == torch.float32 and values.isfinite().all() for values in own)
-        if not fits or not _ascends(-levels) or not levels[0] > levels[-1] or images < len(levels):
-            raise UserError(f"the numbers about familiarity are not those of {features} features")
+        shapes = [(features,), (features, *rank), (*means.shape[:1], *rank), (*n,), ()]
+        fits = (
+            [tuple(values.shape) for values in tensors] == shapes and means.numel() > 0 and levels.numel() > 1
+        )
+        fits = fits and all(values.dtype == torch.float32 and values.isfinite().all() for values in tensors)
+        return fits and _ascends(-levels) and bool(levels[0] > levels[-1]) and bool(images >= len(levels))
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (B, D) of `model.embed` to familiarity in [0, 1], (B,): linear between two levels, so that
@@ -289,21 +286,21 @@ class Trust:
         Raises:
             UserError: numbers of another model, or broken ones.
         """
-        known, named_parts = {"temperature", *SETS}, [""]
+        always, prefixes = {"temperature", *SETS}, [""]
         if members > 1 and "levels" not in tensors:
-            named_parts = [f"{number}." for number in range(members)]
-        of_familiarity = {f"{part}{name}" for part in named_parts for name in Familiarity.NAMES}
-        if set(tensors) not in (known, known | of_familiarity):
-            raise UserError(f"what it knows about its answers is incomplete: {', '.join(sorted(tensors))}")
+            prefixes = [f"{number}." for number in range(members)]
+        of_familiarity = {f"{prefix}{name}" for prefix in prefixes for name in Familiarity.NAMES}
+        error = UserError(f"its numbers are broken, or another model's: {', '.join(sorted(tensors))}")
+        if set(tensors) not in (always, always | of_familiarity):
+            raise error
         named = {name: tensor.clone() for name, tensor in tensors.items()}
-        temperature = named["temperature"]
-        if temperature.shape != () or not 0 < temperature < math.inf:
-            raise UserError("its temperature is no positive number")
-        sets = PredictionSets(**{name: named[name] for name in SETS})
-        sets.check(classes)
-        parts = []
-        for part in named_parts if set(tensors) > known else ():
-            parts.append(Familiarity(**{name: named[f"{part}{name}"] for name in Familiarity.NAMES}))
-            parts[-1].check(features // len(named_parts))
+        temperature, sets = named["temperature"], PredictionSets(**{name: named[name] for name in SETS})
+        parts = [
+            Familiarity(**{name: named[f"{prefix}{name}"] for name in Familiarity.NAMES})
+            for prefix in (prefixes if set(tensors) > always else ())
+        ]
+        fits = temperature.shape == () and 0 < temperature < math.inf and sets.fits(classes)
+        if not fits or not all(part.fits(features // len(prefixes)) for part in parts):
+            raise error
         familiarity = CrossFamiliarity(parts) if len(parts) > 1 else parts[0] if parts else None
         return cls(temperature=float(temperature), sets=sets, familiarity=familiarity)
