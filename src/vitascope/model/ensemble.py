@@ -82,8 +82,8 @@ class Ensemble(nn.Module):
         return self.sharpness * (_log_mean(F.logsigmoid(logits)) - _log_mean(F.logsigmoid(-logits)))
 
     def trace(self, images: Tensor) -> Trace:
-        """The features of all members, `pooled` (B, M D), and the `logits` (B, K). Attention is in the traces of
-        the members."""
+        """The features of all members, `pooled` (B, M D), and the `logits` (B, K). Attention is in the
+        traces of the members."""
         trace, pooled = Trace(), self.embed(images)
         keep(trace, pooled=pooled, logits=self.head(pooled))
         return trace

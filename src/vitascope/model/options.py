@@ -206,8 +206,9 @@ class TokenizerOptions:
         layers, pooling = self.num_layers, list(self.tokenizer_pooling)
         if layers > MAX_TOKENIZER_LAYERS or pooling != [layer for layer in range(layers) if layer in pooling]:
             raise UserError(
-                f"a tokenizer has at most {MAX_TOKENIZER_LAYERS} layers, with a width for each but the "
-                f"last in tokenizer_widths, not {layers}; tokenizer_pooling is an ascending choice of these, not {pooling}"
+                f"a tokenizer has at most {MAX_TOKENIZER_LAYERS} layers, a width for each but the last in "
+                f"tokenizer_widths, not {layers}; tokenizer_pooling is an ascending choice of these, "
+                f"not {pooling}"
             )
 
     @property
