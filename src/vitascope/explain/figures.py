@@ -68,7 +68,6 @@ def draw(
     it, with a warning. Save the figure with `Figure.savefig`; its title is `Figure.get_label()`.
 
     Args:
-        model: the model, with its preprocessing if there are pictures.
         pictures: one or many: paths, encoded bytes, Pillow images, or uint8 arrays.
         method: one of `METHODS`, or one of `VIEWS`: of one picture `all` heatmaps, the attention of all
             `heads` or of one `patch`; of one or many its `features`; of many the attention `distance`; of the
@@ -81,8 +80,8 @@ def draw(
         settings: the method's own, such as `layer`, `head`, `fusion`, `discard` or `patch`.
 
     Raises:
-        UserError: no such method, or none for this model; a setting that does not apply; no picture, or more
-            than the method takes; a picture that cannot be read; as the method, and as `evidence`.
+        UserError: an unknown method or setting; another number of pictures than the method takes; a picture
+            that cannot be read; as the method, and as `evidence`.
     """
     check_method(method, [*settings, *(["target"] if target is not None else [])])
     view = VIEWS.get(method)
@@ -129,8 +128,8 @@ def check_method(method: str, given: Sequence[str]) -> None:
 def _read(
     model: VisionModel, pictures: Any, truths: Sequence[str | Sequence[str]] | None, *, are_shown: bool
 ) -> list[_Picture]:
-    """The pictures, without those of several that cannot be read; only the model's pixels if they are not
-    shown, because thousands of photographs may not fit into memory."""
+    """Read the pictures; unreadable ones of several are left out. Only the model's pixels are kept if none
+    is shown, because thousands of photographs may not fit into memory."""
     preprocess = preprocess_of(model)
     seen = seen_hw(model, preprocess.image_size)
     sources = preprocess.as_pictures(pictures)
@@ -246,8 +245,8 @@ VIEWS = {
 
 
 def _guesses(model: VisionModel, picture: _Picture) -> list[tuple[str, float]]:
-    """The predicted class with its probability, or those of several that reach their thresholds, in the
-    order of the model's classes."""
+    """The predicted classes with their probabilities, in the order of the model's classes: one, or all that
+    reach their thresholds."""
     config = model.config
     probabilities = scores(pooled_and_logits(model, picture.image)[1], config.outputs)  # (1, K)
     if config.outputs == "independent":
@@ -307,9 +306,8 @@ def _note(
     """The sentence for a heatmap that is zero everywhere; empty for any other."""
     if heatmap.any():
         return ""
-    about = _about(model, target).removeprefix(" of ")
-    if not about and method.has_target:
-        about = _most_probable(model, picture)
+    default = _most_probable(model, picture) if method.has_target else ""
+    about = _about(model, target).removeprefix(" of ") or default
     where = " at this layer" if "layer" in method.settings else ""
     return f"no evidence{about and f' for {about}'}{where}"
 

@@ -134,11 +134,10 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
     and figure 7, left).
 
     Args:
-        model: a `VisionTransformer` whose stem embeds pixels: "conv" or "overlap".
         count: number of components; fewer where the filters have fewer.
 
     Raises:
-        UserError: a count below 1; a ResNet, or a stem of several layers.
+        UserError: a ResNet, or another stem than "conv" and "overlap".
     """
     model = attending(model)
     if not isinstance(model.patch_embedding, ConvPatches):
@@ -156,18 +155,14 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
 def feature_colours(model: VisionModel, images: Images, layer: int = -1) -> Tensor:
     """The first three principal components of the patches' features, as red, green and blue.
 
-    Patches with similar features have similar colours (as in Oquab et al. 2024, figure 1, without removing
-    the background). The components are computed over all patches of all images, so colours are comparable
-    within a batch and not across batches. The mean is 0.5; 0 and 1 are two standard deviations below and
-    above it, so that a few outliers do not leave one colour to all other patches.
+    Similar features have similar colours (as in Oquab et al. 2024, figure 1, without removing the
+    background). The components are those of all patches of all images, so colours are comparable within a
+    batch only. The mean is 0.5; 0 and 1 are two standard deviations from it, because of outliers.
 
     Args:
-        layer: whose output, under the model's final norm, is shown, in 0 to depth - 1; negative counts from
-            the last, so -1 is `forward_features`.
+        layer: whose output, under the model's final norm, is shown; negative counts from the last.
 
-    Returns:
-        float32 (B, grid_h, grid_w, 3) in [0, 1]; 0.5 for a missing component, where features vary in fewer
-        than three directions.
+    Returns float32 (B, grid_h, grid_w, 3) in [0, 1]; 0.5 for a missing component.
 
     Raises:
         UserError: no such layer; no images; features that are not finite.
@@ -197,11 +192,11 @@ def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     M, D = centred.shape
     # The smaller of the two products: M is thousands for patches, D is for filters of 32x32 pixels.
     if M < D:
-        variances, left = torch.linalg.eigh(centred @ centred.T)  # (M,), (M, M), rising
-        directions = (left.T @ centred).flip(0)
+        variances, vectors = torch.linalg.eigh(centred @ centred.T)  # (M,), (M, M), rising
+        directions = (vectors.T @ centred).flip(0)
     else:
-        variances, right = torch.linalg.eigh(centred.T @ centred)  # (D,), (D, D), rising
-        directions = right.T.flip(0)
+        variances, vectors = torch.linalg.eigh(centred.T @ centred)  # (D,), (D, D), rising
+        directions = vectors.T.flip(0)
     variances = variances.flip(0)
     kept = (variances > _ROUNDING**2 * values.square().sum()).nonzero()[:count, 0]
     components = F.normalize(directions[kept], dim=1)  # (k, D)

@@ -19,7 +19,7 @@ from vitascope.model.vit import VisionTransformer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lens:
-    """What is read after 0 to L layers; the first entry is that of z_0, before any layer."""
+    """The classes after 0 to L layers; the first entry is of z_0, before any layer."""
 
     logits: Tensor
     """float32 (L + 1, B, K): of the image; the last are the model's own."""
@@ -39,7 +39,6 @@ def lens(model: VisionModel, images: Images, target: TargetLike = None) -> Lens:
     map of Zhou et al. 2016.
 
     Args:
-        model, images: see `vitascope.explain`.
         target: the class of `patches`, by number or name, or one per image; None is all K classes.
 
     Raises:

@@ -75,7 +75,7 @@ class ClassScore(_ClassTarget):
 
 @dataclasses.dataclass(frozen=True)
 class ClassDifference(_ClassTarget):
-    """The logit of one class minus that of another: the reason for this one rather than that one."""
+    """The logit of one class minus the logit of another: the reason for the first rather than the second."""
 
     versus: Tensor
     """int64 (B,) or (1,): the classes to compare `classes` with."""

@@ -30,7 +30,7 @@ class Configuration:
     """Name of an option in error messages."""
 
     def __init__(self, **options: Any) -> None:
-        """Set fields, and options of groups, by keyword; `UserError` for what is unknown or does not fit."""
+        """Set fields, and options of groups, by keyword; `UserError` for an unknown or unfit value."""
         kind = cast(Any, type(self))
         fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(kind)}
         group_of = self.groups()
@@ -127,7 +127,7 @@ def field_types(kind: Hashable) -> dict[str, Any]:
 
 
 def traits(kind: Any, trait: type[T]) -> dict[str, T]:
-    """The trait of a class that options have in `Annotated`, by name; also those of groups' options."""
+    """The trait of a class that options have in `Annotated`, by name; groups included."""
     named: dict[str, T] = {}
     for name, field_type in field_types(kind).items():
         metadata = getattr(field_annotations(kind)[name], "__metadata__", ())

@@ -26,7 +26,7 @@ percent more than it is asked for."""
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Reject what is no share between 0 and 1."""
+    """Reject a number that is not between 0 and 1."""
     if not 0 < rate < 1:  # so that NaN fails too
         raise UserError(f"{name} is a share between 0 and 1, such as 0.95, not {rate:g}")
 
@@ -226,8 +226,8 @@ class Familiarity(nn.Module):
 
 
 class CrossFamiliarity(nn.Module):
-    """The familiarity of a picture to the M members of an ensemble, each of which knows that of other images,
-    none of its training images: the cross-conformal p-value (Vovk 2015, section 2)."""
+    """The familiarity of a picture to the M members of an ensemble: the cross-conformal p-value (Vovk 2015,
+    section 2). Each member has validation images of its own, none of its training images."""
 
     def __init__(self, members: Sequence[Familiarity]) -> None:
         super().__init__()

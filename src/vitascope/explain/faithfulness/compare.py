@@ -50,20 +50,16 @@ def compare(
     Cells are removed in the order of falling heat; cells of equal heat in random order. The score is the
     probability of the explained class, which is fixed before anything is removed.
 
-    Deletion (Petsiuk et al. 2018, "RISE", section 4.2): cells are replaced by zero, which in normalized
-    images is the mean colour; the area under the probability over the share deleted, by the trapezoidal rule.
-    Insertion: cells are inserted into a blurred image; the area under the probability over the share
-    inserted. ROAD (Rong et al. 2022, "A Consistent and Efficient Evaluation Strategy for Attribution
-    Methods"): cells are imputed; the probability with the least relevant cells imputed minus that with the
-    most relevant ones, mean over `shares`. Unlike there, whole cells are imputed and not pixels, because
-    heatmaps have no finer detail.
+    Deletion (Petsiuk et al. 2018, "RISE", section 4.2): cells are replaced by zero, the mean colour; the area
+    under the probability over the share deleted, by the trapezoidal rule. Insertion: cells are inserted into
+    a blurred image. ROAD (Rong et al. 2022, "A Consistent and Efficient Evaluation Strategy for Attribution
+    Methods"): whole cells are imputed; the probability with the least relevant cells imputed minus that with
+    the most relevant ones, mean over `shares`.
 
-    The baseline, "random", is the mean of `RANDOM_MAPS` random orders per image. Heatmaps are computed one
-    image at a time, so memory does not grow with the number of images. For each image and method the model
-    runs on 2 (steps - 1) + 2 len(shares) variants.
+    The baseline, "random", is the mean of `RANDOM_MAPS` random orders per image. For each image and method
+    the model runs on 2 (steps - 1) + 2 len(shares) variants; memory does not grow with the number of images.
 
     Args:
-        model: any classifier; runs in evaluation mode.
         images: pictures, or normalized floats (B, C, H, W) on the model's device.
         methods: by name; each is called with the model, (1, C, H, W) and a `Target`, and returns
             (1, grid_h, grid_w). Default: all `METHODS` that suit the model.
@@ -71,13 +67,11 @@ def compare(
         steps: points of the deletion and insertion curves after their start; at most the number of cells.
         shares: shares of the cells that ROAD imputes, each in (0, 1); at least one cell is, and one is not.
         seed: of the random orders and of the noise.
-        batch_size: variants per forward pass.
         progress: called after each batch with the number of variants done, and of all.
 
     Raises:
-        UserError: no images; a method named "random"; a target that is not a class; a model
-            without classes; steps below 1; shares outside (0, 1); a heatmap of another shape or with values
-            that are not finite; logits that are not finite; a grid of one cell.
+        UserError: no images; a method named "random"; a target that is not a class; a heatmap of another
+            shape; heatmaps or logits that are not finite; a grid of one cell.
     """
     images = as_images(model, images)
     methods = methods_for(model) if methods is None else methods

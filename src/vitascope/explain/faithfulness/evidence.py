@@ -74,18 +74,15 @@ def evidence(
     2 (maps + 1) steps + 3 variants.
 
     Args:
-        model: any classifier; runs in evaluation mode.
         image: one picture, or normalized floats (1, C, H, W).
         heatmap: (grid_h, grid_w) or (1, grid_h, grid_w), a tensor or an array, of any scale.
         target: the class that the heatmap explains, by number or name; None is the predicted class.
         maps: random orders; the smallest p-value is 1 / (maps + 1).
         steps: points of the curves after their start; at most the number of cells.
         seed: of the random orders, and of the order of cells with equal heat.
-        batch_size: variants per forward pass.
 
     Raises:
-        UserError: several images; a heatmap of another shape, or not finite; a target that is not a class; a
-            model without classes; logits that are not finite; a grid of one cell.
+        UserError: several images; a heatmap of another shape, or not finite; otherwise as `compare`.
     """
     images = as_images(model, image)
     if len(images) != 1:

@@ -127,7 +127,7 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tenso
     least one pixel is removed, and one is not."""
     C, H, W = image.shape
     gone = removed.cpu().numpy().ravel()  # (HW,)
-    unknown, known = np.flatnonzero(gone), np.flatnonzero(~gone)
+    unknown, kept = np.flatnonzero(gone), np.flatnonzero(~gone)
     rows = _system(H, W)[unknown]  # (U, HW)
     pixels = image.detach().cpu().double().reshape(C, H * W).numpy().T  # (HW, C)
     # The matrix is symmetric and positive definite, so there is nothing to pivot.
@@ -138,7 +138,7 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tenso
         options={"SymmetricMode": True},
     )
     filled = np.zeros_like(pixels)
-    filled[unknown] = factors.solve(-(rows[:, known] @ pixels[known]))
+    filled[unknown] = factors.solve(-(rows[:, kept] @ pixels[kept]))
     means = torch.from_numpy(filled.T).reshape(C, H, W).to(image)
     return torch.where(removed.to(image.device), means + noise, image)
 
