@@ -251,16 +251,9 @@ def test_zero_embedding_has_zero_similarity() -> None:
     assert similarity[0, 0, 0, 0].item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("positions", "why"),
-    [
-        ("none", "no positions at all"),
-        ("relative", "add a number per offset to the attention scores"),
-        ("rotary", "rotate queries and keys"),
-    ],
-)
-def test_positions_that_add_nothing_are_rejected_and_explained(positions: str, why: str) -> None:
-    with pytest.raises(UserError, match=f"{why}.*no position embeddings to compare; .*learned"):
+@pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
+def test_positions_that_add_nothing_are_rejected(positions: str) -> None:
+    with pytest.raises(UserError, match=f"'{positions}' add nothing.*no position embeddings to compare"):
         position_similarity(small_model(positions=positions))
 
 

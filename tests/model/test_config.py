@@ -187,6 +187,9 @@ def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
 
 # Errors
 
+COUNTS = {"depth": 0, "in_channels": 0, "embed_dim": 0, "num_heads": 0, "num_classes": 0, "num_registers": -1}
+COUNTS |= {"token_merging": -1}
+
 
 @pytest.mark.parametrize(
     ("values", "message"),
@@ -219,22 +222,20 @@ def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
         ({"window": "7x7"}, "window must be .* not '7x7'"),
         ({"stem": "overlap", "stride": (4, 4, 4)}, r"stride .* not \(4, 4, 4\)"),
         ({"embed_dim": 192, "num_heads": 5}, "num_heads 5 does not divide embed_dim 192; nearest: (4|6)"),
-        ({"depth": 0}, "depth must be at least 1, not 0"),
-        ({"num_classes": -1}, "num_classes must be at least 1, not -1"),
-        ({"in_channels": 0}, "in_channels must be at least 1, not 0"),
-        ({"embed_dim": 0}, "embed_dim must be at least 1, not 0"),
-        ({"num_heads": 0}, "num_heads must be at least 1, not 0"),
-        ({"num_registers": -1}, "num_registers must be .*at least 0, not -1"),
+        *(
+            ({name: number}, f"{name} must be at least {number + 1}, not {number}")
+            for name, number in COUNTS.items()
+        ),
         ({"mlp_ratio": 0.0}, "mlp_ratio 0.0 gives an MLP without a hidden layer"),
         ({"mlp_ratio": 0.01, "embed_dim": 48}, "mlp_ratio 0.01 gives an MLP without a hidden layer"),
         ({"mlp_ratio": float("inf")}, "mlp_ratio must be a number, not inf"),
         ({"norm_eps": -1e-6}, "norm_eps must be at least 0, not -1e-06"),
         ({"rotary_base": 0.0}, "rotary_base must be positive, not 0.0"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), not 1.0"),
-        ({"dropout": -0.1}, r"dropout must be in \[0, 1\), not -0.1"),
-        ({"attention_dropout": 1.5}, "attention_dropout must be .* not 1.5"),
-        ({"drop_path": 1.0}, "drop_path must be .* not 1.0"),
-        ({"patch_dropout": 1.0}, "patch_dropout must be .* not 1.0"),
+        *(
+            ({name: share}, rf"{name} must be in \[0, 1\), not {share}")
+            for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout")
+            for share in (-0.1, 1.0)
+        ),
         ({"thresholds": None}, "thresholds must be a list of numbers, not None"),
         ({"class_names": ("cat", "dog"), "num_classes": 3}, "2 class_names for num_classes 3"),
         ({"class_names": "cat"}, "class_names must be a list of names, not 'cat'"),

@@ -316,8 +316,3 @@ def test_a_resnet_compiles_to_one_graph() -> None:
     model, images = randomize(features(1, 1, width=4)), random_images(2, 3, 30, 37)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images), model(images))
-
-
-def test_an_unknown_dialect_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"unknown dialect 'tim'; nearest: timm; it is one of jax, timm"):
-        features(1, dialect="tim")

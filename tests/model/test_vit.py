@@ -373,12 +373,6 @@ def test_blocks_after_the_last_layer_that_is_asked_for_are_not_run() -> None:
     assert ran == [0, 1]
 
 
-@pytest.mark.parametrize("layer", [3, -4])
-def test_intermediates_of_a_layer_that_does_not_exist_are_rejected(layer: int) -> None:
-    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2 \(or -3 to -1\)"):
-        small_model().forward_intermediates(random_images(1, 3, 32, 32), [layer])
-
-
 def test_feature_map_has_each_patch_at_its_place() -> None:
     model = small_model(image_size=(24, 16), patch_size=8, num_registers=2).eval()
     images = torch.randn(2, 3, 24, 16)
@@ -413,8 +407,3 @@ def test_feature_maps_of_layers_are_the_patches_of_the_intermediates(norm: bool)
 def test_input_that_is_no_normalized_tensor_names_the_way_to_one(images: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_model()(images)
-
-
-def test_one_layer_is_given_as_a_list() -> None:
-    with pytest.raises(UserError, match="layers must be a list of a whole number, not 1"):
-        small_model().forward_intermediates(random_images(1, 3, 32, 32), 1)  # type: ignore[arg-type]

@@ -83,16 +83,6 @@ def _distances_of_rows(weights: Tensor, between: Tensor, num_prefix_tokens: int)
     return torch.stack(means)
 
 
-_WITHOUT_TABLE = {
-    "none": "this model has no positions at all",
-    "relative": "relative positions add a number per offset to the attention scores",
-    "relative_by_block": "relative positions add a number per offset to the attention scores",
-    "rotary": "rotary positions rotate queries and keys",
-    "rotary_axial": "rotary positions rotate queries and keys",
-    "rotary_mixed": "rotary positions rotate queries and keys",
-}
-
-
 @torch.no_grad()
 @checked
 def position_similarity(model: VisionModel) -> Tensor:
@@ -109,8 +99,8 @@ def position_similarity(model: VisionModel) -> Tensor:
     table = model.positions.table(grid)  # (1, T, D), or (1, N, D)
     if table is None:
         raise UserError(
-            f"{_WITHOUT_TABLE[model.config.embedding.positions]}, so there are no position embeddings to "
-            "compare; positions learned, learned_2d and sincos_* have them"
+            f"positions {model.config.embedding.positions!r} add nothing to the tokens, so there are no "
+            "position embeddings to compare; positions learned, learned_2d and sincos_* have them"
         )
     unit = F.normalize(table[0, -gh * gw :].double(), dim=1)  # (N, D)
     return (unit @ unit.T).clamp(-1, 1).float().reshape(*grid, *grid)

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
-from vitascope.errors import check_choice
 from vitascope.model.preprocess import check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
 from vitascope.model.trace import Trace, keep
@@ -155,7 +154,6 @@ class ResNetFeatures(nn.Module):
 
     def __init__(self, config: ResNetConfig, dialect: Literal["jax", "timm"] = "jax") -> None:
         super().__init__()
-        check_choice("dialect", dialect, DIALECTS)
         numerics, root = DIALECTS[dialect], ROOTS[config.root]
         self.pools = root.pools
         self.root = ConvNorm(config.in_channels, config.width, root.kernel, root.stride, numerics)
