@@ -14,7 +14,6 @@ Common to all methods that give heatmaps:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vitascope.explain.attention import attention, head_maps, patch_attention
@@ -67,20 +66,25 @@ __all__ = [
 ]
 
 
-_LATE = {
-    "Comparison": "faithfulness.results",
-    "Evidence": "faithfulness.evidence",
-    "compare": "faithfulness.compare",
-    "draw": "figures",
-    "evidence": "faithfulness.evidence",
-}
-
-
 def __getattr__(name: str) -> Any:
     # On first use (PEP 562): SciPy and matplotlib take longer to import than a picture to predict.
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    if name == "compare":
+        from vitascope.explain.faithfulness.compare import compare
+
+        return compare
+    if name in ("Evidence", "evidence"):
+        from vitascope.explain.faithfulness.evidence import Evidence, evidence
+
+        return Evidence if name == "Evidence" else evidence
+    if name == "Comparison":
+        from vitascope.explain.faithfulness.results import Comparison
+
+        return Comparison
+    if name == "draw":
+        from vitascope.explain.figures import draw
+
+        return draw
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -78,19 +78,17 @@ class PredictionSets:
             return sets
         return dataclasses.replace(sets, ambiguous=(members.sum(dim=1) > 1).float().mean())
 
-    def fits(self, classes: int) -> bool:
-        """Whether the masses are in order, and these are numbers of so many classes."""
+    def check(self, classes: int) -> None:
+        """Reject masses that are not in order, and numbers of another number of classes, as a `UserError`."""
         masses, counts = self.masses, self.counts
         kept = masses.isfinite().sum(dim=-1)
         fits = (masses.dtype, counts.dtype) == (torch.float32, torch.int64)
         fits = fits and self.ambiguous.shape == () and 0 <= float(self.ambiguous) <= 1
         fits = fits and counts.shape in ((), (classes,)) and masses.shape[:-1] == counts.shape
-        return (
-            fits
-            and bool(((kept > 0) & (kept <= counts)).all())
-            and _ascends(masses)
-            and bool(masses.min() >= 0)
-        )
+        if not fits or not ((kept > 0) & (kept <= counts)).all() or not _ascends(masses) or masses.min() < 0:
+            raise UserError(
+                f"masses {list(masses.shape)} and counts are not those of sets of {classes} classes"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The masses of all, or a list for each class, and the counts, as values of JSON."""
@@ -299,7 +297,8 @@ class Trust:
             Familiarity(**{name: named[f"{prefix}{name}"] for name in Familiarity.NAMES})
             for prefix in (prefixes if set(tensors) > always else ())
         ]
-        fits = temperature.shape == () and 0 < temperature < math.inf and sets.fits(classes)
+        sets.check(classes)
+        fits = temperature.shape == () and 0 < temperature < math.inf
         if not fits or not all(part.fits(features // len(prefixes)) for part in parts):
             raise error
         familiarity = CrossFamiliarity(parts) if len(parts) > 1 else parts[0] if parts else None
