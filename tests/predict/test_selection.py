@@ -134,7 +134,7 @@ def test_a_model_that_was_not_calibrated_leaves_every_picture_unchecked() -> Non
 @pytest.mark.parametrize("rate", [0.0, 1.0, float("nan"), 2.0])
 @pytest.mark.parametrize("name", ["coverage", "familiar"])
 def test_rates_are_shares(name: str, rate: float) -> None:
-    with pytest.raises(UserError, match=f"{name} is a share between 0 and 1"):
+    with pytest.raises(UserError, match=rf"{name} must be in \(0, 1\)"):
         ClassSelection(**{name: rate})
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 
 COVERAGE = 0.95
@@ -23,12 +24,6 @@ FAMILIAR = 0.99
 PER_CLASS = 100
 """Validation images of every class from which on each class has its own limit: it then covers at most one
 percent more than it is asked for."""
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Reject a number that is not between 0 and 1."""
-    if not 0 < rate < 1:  # so that NaN fails too
-        raise UserError(f"{name} is a share between 0 and 1, such as 0.95, not {rate:g}")
 
 
 def masses_above(probabilities: Tensor) -> Tensor:
@@ -128,7 +123,7 @@ class PredictionSets:
 
         It is the ceil((n + 1) coverage)-th of n masses, or the next one that is kept.
         """
-        check_rate("coverage", coverage)
+        Range(gt=0, lt=1).check("coverage", coverage)
         if int(self.counts.min()) < self.needed(coverage):
             return None
         kept = self.masses.isfinite().sum(dim=-1)  # () or (K,)

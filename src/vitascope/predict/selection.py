@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.formatting import listed
-from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets, check_rate
+from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets
 from vitascope.predict.engine import Engine
 
 TOP_K = 5
@@ -78,8 +79,7 @@ class ClassSelection:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise UserError(f"threshold is a probability from 0 to 1, not {self.threshold:g}")
         for name in ("coverage", "familiar"):
-            if (rate := getattr(self, name)) is not None:
-                check_rate(name, rate)
+            Range(gt=0, lt=1).check(name, getattr(self, name))
 
     def check(self, engine: Engine) -> None:
         """Reject a threshold for a model that predicts one class per image, and rates for one that was not
