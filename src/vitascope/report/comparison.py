@@ -206,18 +206,17 @@ class RunComparison:
     def of(cls, runs: Sequence[Run]) -> RunComparison:
         """Compare opened runs; errors as `compare`."""
         if not 2 <= len(runs) <= MAX_RUNS or len({run.path.resolve() for run in runs}) < len(runs):
-            raise UserError(
-                f"a comparison takes 2 to {MAX_RUNS} different runs, not {', '.join(run.ref for run in runs)}"
-            )
+            named = ", ".join(run.ref for run in runs) or "none"
+            raise UserError(f"a comparison takes 2 to {MAX_RUNS} different runs, not {named}")
         short = [run.name for run in runs]
         names = short if len(set(short)) == len(short) else [without_home(run.ref) for run in runs]
         pairs = zip(runs, names, strict=True)
         compared = tuple(ComparedRun.read(run, printable(name)) for run, name in pairs)
         kinds = {run.run.classifies: run for run in compared}
-        measures = {run.measure: run for run in compared if run.measure is not None}
-        if len(kinds) > 1 or len(measures) > 1:
-            unlike = (kinds if len(kinds) > 1 else measures).values()
-            texts = (f"{run.run.ref} by {run.measure or 'the classes of images'}" for run in unlike)
+        if len(kinds) == 1:
+            kinds = {run.measure == "mAP": run for run in compared if run.measure is not None}
+        if len(kinds) > 1:
+            texts = (f"{run.run.ref} by {run.measure or 'the classes of images'}" for run in kinds.values())
             raise UserError(f"runs of one kind can be compared, and these are measured {', '.join(texts)}")
         probed = {name for run in runs if run.probes for name in run.config}
         of_trainings = {name for run in runs for name in run.config} - probed if probed else set()
@@ -246,8 +245,8 @@ class RunComparison:
         """The table of results as text, with its head and without columns that are empty for all runs."""
         splits = {run.test["split"] for run in self.runs if run.test}
         split = f"{splits.pop()} " if len(splits) == 1 else ""
-        result = f"{split}{self.measure}" if self.classifies else self.measure
-        middle = (result, "95% interval", "macro F1" if self.measure == "mAP" else "balanced", f"{split}loss")
+        by_class = "macro F1" if self.measure == "mAP" else "balanced"
+        middle = (f"{split * self.classifies}{self.measure}", "95% interval", by_class, f"{split}loss")
         head = ("run", "epochs", *middle, "training time", "parameters", "MFLOPs")
         columns = zip(head, *(run.cells() for run in self.runs), strict=True)
         return list(zip(*(column for column in columns if any(column[1:])), strict=True))
