@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from vitascope.arguments import Range
+from vitascope.arguments import Range, check_fields
 from vitascope.errors import UserError
 from vitascope.formatting import listed
 from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets
@@ -64,22 +64,17 @@ class ClassSelection:
         UserError: `top_k` below 1; a `threshold` that is no probability.
     """
 
-    top_k: int | None = None
+    top_k: Annotated[int | None, Range(ge=1)] = None
     """The most classes per image. None means `TOP_K`, or no limit where any class may apply."""
-    threshold: float | None = None
+    threshold: Annotated[float | None, Range(ge=0, le=1)] = None
     """The threshold of every class, where any may apply. None means the model's own."""
-    coverage: float | None = None
+    coverage: Annotated[float | None, Range(gt=0, lt=1)] = None
     """Share of pictures whose set of classes holds the right one. None means `COVERAGE`."""
-    familiar: float | None = None
+    familiar: Annotated[float | None, Range(gt=0, lt=1)] = None
     """Share of pictures such as those of the training that pass as familiar. None means `FAMILIAR`."""
 
     def __post_init__(self) -> None:
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, not {self.top_k}")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise UserError(f"threshold is a probability from 0 to 1, not {self.threshold:g}")
-        for name in ("coverage", "familiar"):
-            Range(gt=0, lt=1).check(name, getattr(self, name))
+        check_fields(self)
 
     def check(self, engine: Engine) -> None:
         """Reject a threshold for a model that predicts one class per image, and rates for one that was not
