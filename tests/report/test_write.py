@@ -323,7 +323,7 @@ def rejected(run: Path, capsys, *words: str) -> str:
 
 def test_existing_report_is_kept_if_the_data_are_missing(made, run, away, capsys) -> None:
     error = rejected(run, capsys)
-    for part in (f"{made / 'photos'}: no such folder", f"{run / 'report.html'} is kept", "as data"):
+    for part in (f"{made / 'photos'}: no such folder", f"remove {run / 'report.html'}", "as data"):
         assert part in error
 
 

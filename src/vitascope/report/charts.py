@@ -52,8 +52,8 @@ NewFigure = Callable[[float, float], Figure]
 def curve_names(epochs: Records, steps: Records) -> list[str]:
     """The recorded curves, among `loss`, `accuracy`, `map`, `agree` and `lr`, in this order."""
     names, recorded = ("loss", "accuracy", "map", "agree"), epochs[0] if epochs else {}
-    found = [name for name in names if {f"train_{name}", f"val_{name}"} & recorded.keys()] or ["loss"]
-    return [*found, "lr"] if len(steps) > 2 else found
+    curves = [name for name in names if {f"train_{name}", f"val_{name}"} & recorded.keys()] or ["loss"]
+    return [*curves, "lr"] if len(steps) > 2 else curves
 
 
 def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
@@ -67,7 +67,7 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
 
 
 def curve_title(name: str, names: Collection[str]) -> str:
-    """The title of a recorded curve, one of those of these names."""
+    """The title of a recorded curve; `names` are all curves of the run."""
     if name == "accuracy" and "map" in names:
         return "exact matches"
     return {"lr": "learning rate", "map": "mAP"}.get(name, name)
@@ -149,7 +149,6 @@ def thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np
 class Curve:
     """The epochs of a run, and its colour and style in charts of several runs."""
 
-    name: str
     label: str
     """The same for runs with the same colour and style."""
     epochs: Records
@@ -257,7 +256,7 @@ def _matrix_axes(class_names: Sequence[str], new: NewFigure) -> tuple[Figure, Ax
 
 @dataclasses.dataclass(frozen=True)
 class CalibrationWords:
-    """The terms of a reliability diagram, here those of one class per image."""
+    """The terms of a reliability diagram, by default for one class per image."""
 
     confidence: str = "confidence"
     accuracy: str = "accuracy"

@@ -77,8 +77,8 @@ def pictures_of(
     if images is None:
         return {}
     indices = {place: int(predictions.indices[place]) for place in places}
-    found = read_pictures(images, indices.values(), model)
-    return {place: found[index] for place, index in indices.items() if index in found}
+    pictures = read_pictures(images, indices.values(), model)
+    return {place: pictures[index] for place, index in indices.items() if index in pictures}
 
 
 def pictured(
@@ -172,7 +172,6 @@ def _confusion(
     for pair, (wrong, right) in zip(pairs, paired, strict=False):
         card: dict[str, Any] = {"true": names[pair.first], "predicted": names[pair.second]}
         card |= {"count": f"{pair.count:,}", "total": f"{totals[pair.first]:,}"}
-        known = [place for place in [*wrong, *right] if place in pictures]
         card["images"] = [
             {
                 "picture": pictures[place],
@@ -181,7 +180,8 @@ def _confusion(
                 "confidence": predictions.confidences[place],
                 "short": short(names[pair.second]),
             }
-            for place in known
+            for place in [*wrong, *right]
+            if place in pictures
         ]
         cards.append(card)
     more = [

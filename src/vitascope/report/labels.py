@@ -39,7 +39,7 @@ def labels(
     predictions: Predictions, model: VisionModel, images: ImageSet | None
 ) -> dict[str, dict[str, Any] | None]:
     """Values of the sections by anchor; `images` is the split of the predictions, if it is found."""
-    score, known = predictions.score, predictions.targets.rows >= 0
+    score, labelled = predictions.score, predictions.targets.rows >= 0
     assert isinstance(score, LabelScore)
     return {
         "measures": {
@@ -50,7 +50,7 @@ def labels(
         "labels": _classes(predictions, score),
         "precision_recall": _precision_recall(predictions, score),
         "pairs": _pairs(predictions),
-        "pair_calibration": calibrated(predictions.scored[known], predictions.labels[known], PAIR_WORDS)
+        "pair_calibration": calibrated(predictions.scored[labelled], predictions.labels[labelled], PAIR_WORDS)
         | {"fitted": predictions.fitted},
         "wrong_labels": _mistakes(predictions, "wrong", model, images),
         "missed_labels": _mistakes(predictions, "missed", model, images),
@@ -115,11 +115,11 @@ def _mistakes(
     """The images with the most confident wrong, or missed, classes; None if there are none."""
     truths, answers, probabilities = predictions.labels, predictions.answers, predictions.scored
     mistakes = ~truths & answers if kind == "wrong" else truths & ~answers
-    found = mistakes.any(axis=1)
-    if not found.any():
+    mistaken = mistakes.any(axis=1)
+    if not mistaken.any():
         return None
     confidences = mistake_confidences(truths, np.where(mistakes, answers, truths), probabilities)
-    places = surest(confidences, found, SHOWN).tolist()
+    places = surest(confidences, mistaken, SHOWN).tolist()
     pictures = pictures_of(predictions, places, model, images)
     section = pictured(predictions, places, model, images, pictures)
     for place, entry in zip(places, section["listed"], strict=True):
@@ -128,7 +128,7 @@ def _mistakes(
             "true": _named(predictions, place, truths[place]),
             "predicted": _named(predictions, place, answers[place]),
         }
-    return section | {"total": int(mistakes.sum()), "images": int(found.sum())}
+    return section | {"total": int(mistakes.sum()), "images": int(mistaken.sum())}
 
 
 def _named(

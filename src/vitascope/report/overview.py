@@ -94,9 +94,9 @@ def _result(run: Run) -> str:
         )
     score = _score(run)
     if isinstance(score, LabelScore):
-        found = score.estimates["map"]
-        measured = say("{what}: mAP {map:.2%} of {images}.", what=what, map=found.value, images=images)
-        compared = say("A constant answer would reach {map:.2%}.", map=found.constant)
+        mean = score.estimates["map"]
+        measured = say("{what}: mAP {map:.2%} of {images}.", what=what, map=mean.value, images=images)
+        compared = say("A constant answer would reach {map:.2%}.", map=mean.constant)
         return f"{measured} {compared}"
     accuracy = test["accuracy"]
     measured = say("{what}: {accuracy:.2%} of {images} correct.", what=what, accuracy=accuracy, images=images)
@@ -136,23 +136,20 @@ def _length(run: Run) -> str:
         )
     if config.get("minutes"):
         return say("{epochs} in {minutes:g} min", epochs=epochs, minutes=config["minutes"])
-    return (
-        say("{steps:,} steps ({epochs})", steps=config["steps"], epochs=epochs)
-        if config.get("steps")
-        else epochs
-    )
+    steps = config.get("steps")
+    return say("{steps:,} steps ({epochs})", steps=steps, epochs=epochs) if steps else epochs
 
 
 def _score(run: Run) -> Score | None:
-    found = run.predictions if run.finished else None
-    return None if found is None else found.score
+    predictions = run.predictions if run.finished else None
+    return None if predictions is None else predictions.score
 
 
 def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    tiles: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
     if isinstance(score, LabelScore):
-        found += _label_tiles(score)
+        tiles += _label_tiles(score)
     elif tests and run.classifies:
         test = tests[-1]
         low, high = wilson_interval(test["correct"], test["images"])
@@ -162,42 +159,42 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tup
             if test["images"] < FEW
             else say("{split} accuracy; 95% interval {low:.1%} to {high:.1%}", **values)
         )
-        found.append((f"{test['accuracy']:.2%}", meaning))
+        tiles.append((f"{test['accuracy']:.2%}", meaning))
         if isinstance(score, AccuracyScore):
-            found.append(
+            tiles.append(
                 (f"{score.majority:.2%}", say("accuracy of always guessing the most frequent class"))
             )
-            found.append((f"{score.balanced:.2%}", say("balanced accuracy: mean recall of the classes")))
-            found.append((f"{score.macro_f1:.2%}", say("macro F1: mean over the classes")))
+            tiles.append((f"{score.balanced:.2%}", say("balanced accuracy: mean recall of the classes")))
+            tiles.append((f"{score.macro_f1:.2%}", say("macro F1: mean over the classes")))
             if score.top5 is not None:
-                found.append(
+                tiles.append(
                     (f"{score.top5:.2%}", say("top-5 accuracy: true class among the five most probable"))
                 )
-        found.append(
+        tiles.append(
             (f"{test['loss']:.3f}", say("{split} loss (cross-entropy, nats)", split=say(test["split"])))
         )
     elif tests:
         split = say(tests[-1]["split"])
-        found.append((f"{tests[-1]['loss']:.3f}", say("{split} loss of hidden patches", split=split)))
+        tiles.append((f"{tests[-1]['loss']:.3f}", say("{split} loss of hidden patches", split=split)))
         if "accuracy" in tests[-1]:
-            found.append((f"{tests[-1]['accuracy']:.2%}", say("of their colours correct")))
+            tiles.append((f"{tests[-1]['accuracy']:.2%}", say("of their colours correct")))
     if run.predictions is not None and run.predictions.targets.trusted and len(run.predictions.labels) >= FEW:
         error = calibration(run.predictions.confidences, run.predictions.correct).error
-        found.append((f"{error:.2%}", say("expected calibration error (15 bins)")))
+        tiles.append((f"{error:.2%}", say("expected calibration error (15 bins)")))
     if model is not None:
-        found.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", say("parameters")))
+        tiles.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", say("parameters")))
     if epochs:
         done = f"{epochs[-1]['epoch']:g}"
         if not run.finished and run.planned_epochs is not None:
             done = say("{done} of {planned:g}", done=done, planned=run.planned_epochs)
-        found.append((done, say("epoch") if done == "1" else say("epochs")))
+        tiles.append((done, say("epoch") if done == "1" else say("epochs")))
     if tests:
-        found.append((duration(tests[-1]["seconds"]), say("training time, with validation")))
-    return found
+        tiles.append((duration(tests[-1]["seconds"]), say("training time, with validation")))
+    return tiles
 
 
 def _label_tiles(score: LabelScore) -> list[tuple[str, str]]:
-    """The most important measures, each beside that of a constant answer."""
+    """The most important measures, each beside the value of a constant answer."""
     words = {
         "map": say("mAP: mean average precision of the classes"),
         "micro_map": say("micro mAP: of all images and classes together"),
@@ -205,13 +202,12 @@ def _label_tiles(score: LabelScore) -> list[tuple[str, str]]:
         "micro_f1_tuned": say("micro F1 at the same thresholds"),
         "exact": say("of the images with exactly their classes predicted"),
     }
-    found = {text: score.estimates[name] for name, text in words.items()}
     return [
         (
-            f"{each.value:.2%}",
-            say("{measure}; constant answer {value:.1%}", measure=text, value=each.constant),
+            f"{score.estimates[name].value:.2%}",
+            say("{measure}; constant answer {value:.1%}", measure=text, value=score.estimates[name].constant),
         )
-        for text, each in found.items()
+        for name, text in words.items()
     ]
 
 
@@ -219,8 +215,8 @@ def training(
     run: Run, model: VisionModel | None, splits: Splits | None, gone: str, differs: str = ""
 ) -> dict[str, Any]:
     """Data, model and options of the training; `gone` and `differs` are about the data since then."""
-    found = () if splits is None else (splits.train, splits.val, splits.test)
-    parts = [part for part in found if part is not None and len(part)]  # with folds, there is no `val`
+    every = () if splits is None else (splits.train, splits.val, splits.test)
+    parts = [part for part in every if part is not None and len(part)]  # with folds, there is no `val`
     names = _class_names(run, model, splits) if run.classifies else ()
     counts = [class_counts(part) for part in parts] if len(names) > 1 else []
     few = splits is not None and len(splits.train.class_names) <= MOST_CLASSES
@@ -400,8 +396,10 @@ def configuration_section(run: Run) -> dict[str, Any]:
 
 def environment_section(run: Run) -> dict[str, Any]:
     """The machine and the versions that the run was started with."""
-    found = dict(run.environment)
-    return {"found": found | {"started": _date(found["started"])} if "started" in found else found}
+    records = dict(run.environment)
+    if "started" in records:
+        records["started"] = _date(records["started"])
+    return {"found": records}
 
 
 def _date(text: str) -> str:

@@ -547,7 +547,7 @@ def test_heatmaps_that_a_file_cannot_hold_are_rejected(exported_file, tmp_path: 
     for other, options, message in (
         (model, {"explain": "occlusion"}, "unknown explain 'occlusion'"),
         (model, {"explain": "lens", "features": True}, "the lens reads classes, which features leave out"),
-        (small_resnet(), {"explain": "rollout"}, "a ResNet has no attention to show"),
+        (small_resnet(), {"explain": "rollout"}, "a ResNet has no attention and no tokens"),
         (Ensemble.of([model, model]), {"explain": "lens"}, "the lens reads the class of one model"),
     ):
         with pytest.raises(UserError, match=message):
