@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tests.deploy.server.served import PATIENCE, advance
-from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Work
-from vitascope.deploy.server.rejections import Expired, Overloaded
+from vitascope.deploy.server.admission import Admission, Overloaded, Room
+from vitascope.deploy.server.batcher import Batcher, Expired, LongWork, Outcome, Work
+from vitascope.deploy.server.metrics import Metrics
+from vitascope.deploy.server.settings import Settings
 
 FAR = float("inf")
 
@@ -38,11 +40,20 @@ class Held:
 class Scene:
     """A running batcher whose thread is blocked in a batch of one item, 0."""
 
-    def __init__(self, batcher: Batcher, model: Held, work: Work) -> None:
-        self.batcher, self.model, self.work = batcher, model, work
+    def __init__(self, capacity: int, max_batch: int) -> None:
+        self.model = Held()
+        self.batcher, self.work = Batcher(lambda *_: None), Work("double", self.model, max_batch)
+        self.admission = Admission(Settings(queue=capacity), self.batcher, Metrics())
+        self.admission.closed = ""
 
     def ask(self, item: Any, deadline: float = FAR, work: Work | None = None) -> asyncio.Task[Outcome]:
+        """Queue an item, or raise `Overloaded`, as the server does."""
+        self.admission.admit(Room(), work=work or self.work, deadline=deadline)
         return asyncio.ensure_future(self.batcher.submit(work or self.work, item, deadline=deadline))
+
+    def begin(self, deadline: float) -> None:
+        """Admit a request of work before its body is read."""
+        self.admission.admit(Room(), Room(requests=1), work=self.work, deadline=deadline)
 
     async def queued(self, *items: int) -> list[asyncio.Task[Outcome]]:
         """Queue items behind the blocked batch."""
@@ -65,8 +76,8 @@ def within(seconds: float) -> float:
 @asynccontextmanager
 async def playing(*, capacity: int = 8, max_batch: int = 4, held: bool = True) -> AsyncIterator[Scene]:
     """A new batcher; when it has stopped, its model has recorded all batches."""
-    model = Held()
-    scene = Scene(Batcher(capacity, lambda *_: None), model, Work("double", model, max_batch))
+    scene = Scene(capacity, max_batch)
+    model = scene.model
     scene.batcher.start()
     if held:
         scene.ask(0)
@@ -115,9 +126,9 @@ async def test_batches_do_not_mix_kinds_of_work_and_the_oldest_is_first() -> Non
 async def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
     async with playing(capacity=3) as scene:
         tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as refusal:
+        with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as rejected:
             await scene.ask(4)
-        assert refusal.value.retry_after >= 1
+        assert int(rejected.value.headers["Retry-After"]) >= 1
         scene.model.go.set()
         await asyncio.gather(*tasks)
         assert (await scene.ask(5)).value == 10
@@ -128,9 +139,11 @@ async def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time()
     async with playing() as scene:
         scene.work.learn(seconds=8000.0, items=4)  # 2000 s each
         tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match=r"s of work are ahead, and (1000|99)") as refusal:
+        with pytest.raises(Overloaded, match=r"s of work are ahead, and (1000|99)") as rejected:
             await scene.ask(4, deadline=within(1000))
-        assert 6000 <= refusal.value.retry_after <= 8000  # three that wait, and the rest of one
+        assert (
+            6000 <= int(rejected.value.headers["Retry-After"]) <= 8000
+        )
         tasks.append(scene.ask(5, deadline=within(20_000)))
         await turns()
         scene.model.go.set()
@@ -144,7 +157,7 @@ async def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> 
         tasks = await scene.queued(1)  # up to 1000 s are ahead
         deadline = within(2000)
         with pytest.raises(Overloaded):  # before reading, half of the time is reserved
-            scene.batcher.check_room(scene.work, deadline)
+            scene.begin(deadline)
         tasks.append(scene.ask(2, deadline=deadline))
         scene.model.go.set()
         assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
@@ -154,9 +167,11 @@ async def test_requests_in_decoding_count_as_work_ahead() -> None:
     async with playing() as scene:
         scene.work.learn(seconds=400.0, items=4)  # 100 s each
         deadline = within(1000)
-        scene.batcher.check_room(scene.work, deadline, coming=2)
+        scene.admission.taken.places = 1 + 2  # one is computed, two are decoded
+        scene.begin(deadline)
+        scene.admission.taken.places = 1 + 5
         with pytest.raises(Overloaded):
-            scene.batcher.check_room(scene.work, deadline, coming=5)
+            scene.begin(deadline)
 
 
 async def test_idle_model_accepts_items_despite_slow_past_work() -> None:
@@ -321,7 +336,7 @@ async def test_part_of_long_work_in_the_queue_is_ahead_of_a_prediction() -> None
         explaining = scene.ask(long, work=work)
         await turns()
         with pytest.raises(Overloaded, match="4000"):
-            scene.batcher.check_room(scene.work, within(2000))
+            scene.begin(within(2000))
         scene.model.go.set()
         await explaining
 

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from tests.deploy.server.served import ALL, PATIENCE, Client, HeldEngine, grey, refusal, serving, until
-from vitascope.deploy.server import service
+from vitascope.deploy.server import admission
+from vitascope.deploy.server.admission import SECURITY
 from vitascope.deploy.server.http_server import Connection
-from vitascope.deploy.server.rejections import SECURITY
 
 
 @asynccontextmanager
@@ -39,9 +39,9 @@ async def over_http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def full(engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Client, FastAPI]]:
     """A server that has rejected a prediction because its queue is full, and sheds further predictions."""
-    monkeypatch.setattr(service, "SHED_LEAST", 600.0)
-    monkeypatch.setattr(service, "SHED_MOST", 600.0)
-    monkeypatch.setattr(service, "RECENT", 600.0)
+    monkeypatch.setattr(admission, "SHED_LEAST", 600.0)
+    monkeypatch.setattr(admission, "SHED_MOST", 600.0)
+    monkeypatch.setattr(admission, "RECENT", 600.0)
     async with serving(engine, queue=1, **ALL) as client:
         accepted = await client.holding(engine)
         assert (await client.predict(grey(2))).status_code == 429
@@ -81,15 +81,15 @@ async def test_other_requests_succeed_on_the_same_connection_while_shedding(
         closing = await client.post("/v1/predict", content=grey(2), headers={"Connection": "close"})
         assert closing.status_code == 429
         engine.go.set()
-        app.state.service._shed_until = 0.0
-        await until(lambda: app.state.service.in_flight == 0)
+        app.state.service.admission._shed_until = 0.0
+        await until(lambda: app.state.service.admission.taken.requests == 0)
         assert (await client.post("/v1/predict", content=grey(2))).status_code == 200
 
 
 async def test_shedding_starts_with_a_full_queue_and_ends_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "RECENT", 600.0)
+    monkeypatch.setattr(admission, "RECENT", 600.0)
     engine = HeldEngine()
     async with serving(engine, queue=1) as inside, over_http(inside.app) as client:
         accepted = await inside.holding(engine)
@@ -100,5 +100,5 @@ async def test_shedding_starts_with_a_full_queue_and_ends_when_there_is_room(
         engine.go.set()
         assert (await accepted).status_code == 200
         now = asyncio.get_running_loop().time
-        await until(lambda: state.in_flight == 0 and now() >= state._shed_until)
+        await until(lambda: state.admission.taken.requests == 0 and now() >= state.admission._shed_until)
         assert (await client.post("/v1/predict", content=grey(2))).status_code == 200

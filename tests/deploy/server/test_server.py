@@ -33,7 +33,8 @@ from tests.deploy.server.served import (
 )
 from tests.model import small_model
 from vitascope.deploy.server import http_server
-from vitascope.deploy.server.http_server import HTTPServer, connection_limit
+from vitascope.deploy.server.admission import MOST_CONNECTIONS, connection_limit
+from vitascope.deploy.server.http_server import HTTPServer
 from vitascope.deploy.server.metrics import SHARED_FOLDER
 from vitascope.deploy.server.server import announce, listen, read_token, supervise, threads_per_model
 from vitascope.deploy.server.settings import Settings
@@ -318,7 +319,7 @@ async def test_connection_beyond_the_limit_is_rejected_while_all_others_are_busy
         server, address = await stack.enter_async_context(listening(engine, max_connections=2))
         engine.hold()
         working = [await stack.enter_async_context(connected(address, prediction(1))) for _ in range(2)]
-        await until(lambda: server._service.in_flight == 2)
+        await until(lambda: server._service.admission.taken.requests == 2)
         async with connected(address) as reader:
             answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 503 ")
@@ -356,7 +357,7 @@ async def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
 
 
 def test_connection_limit_is_below_the_open_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = http_server.MOST_CONNECTIONS
+    most = MOST_CONNECTIONS
     for files, connections in ((1024, 896), (64, 32), (10**6, most), (resource.RLIM_INFINITY, most)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         assert connection_limit(Settings()) == connections
@@ -464,8 +465,8 @@ async def test_client_that_leaves_while_its_request_waits_is_noticed() -> None:
         async with connected(address, prediction(1)) as first:
             assert await asyncio.to_thread(engine.begun.wait, PATIENCE)
             async with connected(address, prediction(2)):
-                await until(lambda: server._service.in_flight == 2)
-            await until(lambda: server._service.in_flight == 1)
+                await until(lambda: server._service.admission.taken.requests == 2)
+            await until(lambda: server._service.admission.taken.requests == 1)
             engine.go.set()
             assert (await first.readline()) == b"HTTP/1.1 200 OK\r\n"
         async with connected(address, prediction(3)) as last:

@@ -27,13 +27,14 @@ except ModuleNotFoundError:
 
 from vitascope._version import __version__
 from vitascope.deploy.server import explorer, openapi
-from vitascope.deploy.server.batcher import Outcome, Work
+from vitascope.deploy.server.admission import OPENAI, SECURITY, Rejection, response_to
+from vitascope.deploy.server.batcher import Expired, Outcome, Work
 from vitascope.deploy.server.middleware import RequestMiddleware
 from vitascope.deploy.server.open_inference import oip
 from vitascope.deploy.server.protocols import huggingface, kserve, openai
-from vitascope.deploy.server.rejections import OPENAI, SECURITY, Rejection, response_to
 from vitascope.deploy.server.service import BESIDE, COMPUTED, NAMED, Service
 from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.uploads import read_uploads
 from vitascope.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def public(app: FastAPI, service: Service) -> APIRouter:
     @routes.get("/readyz", responses={200: {"model": openapi.Health}, **openapi.errors(503)})
     async def ready() -> Response:
         """200 if requests should be sent here now."""
-        if reason := service.why_not_ready():
+        if reason := service.admission.why_not_ready():
             raise Rejection(503, reason)
         return _json({"status": "ready"})
 
@@ -308,7 +309,7 @@ async def _results(
     service: Service, request: Request, work: Work, summary: Callable[[Any], dict[str, Any]]
 ) -> Response:
     """Read a request's pictures, do the work for each, and summarize the result, a row of numbers."""
-    uploads = await service.read_uploads(request)
+    uploads = await read_uploads(request, service.admission)
 
     def result(outcome: Outcome | Rejection) -> dict[str, Any] | Rejection:
         if isinstance(outcome, Rejection):
@@ -336,8 +337,12 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        service.count_rejection(error)
         return response_to(error, request.scope["path"])
+
+    @app.exception_handler(Expired)
+    async def expired(request: Request, error: Expired) -> Response:
+        service.metrics.expired.labels(error.stage).inc()
+        return response_to(Rejection(504, str(error)), request.scope["path"])
 
     @app.exception_handler(UserError)
     async def user_error(request: Request, error: UserError) -> Response:

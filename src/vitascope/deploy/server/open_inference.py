@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request, Response
 
 from vitascope._version import __version__
 from vitascope.deploy.server import openapi
+from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.protocols import (
     all_or_none,
@@ -32,7 +33,6 @@ from vitascope.deploy.server.protocols import (
     reject_unknown,
     rows_of,
 )
-from vitascope.deploy.server.rejections import Rejection
 from vitascope.deploy.server.service import Service
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def oip(first: Service) -> APIRouter:
     @routes.get("/v2/health/ready")
     async def ready() -> Response:
         """200 if requests should be sent here now."""
-        if reason := first.why_not_ready():
+        if reason := first.admission.why_not_ready():
             raise Rejection(503, reason)
         return answer({"ready": True})
 

@@ -23,11 +23,11 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from vitascope.deploy.server import openapi
+from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.decoder_process import Content
-from vitascope.deploy.server.rejections import Rejection
 from vitascope.deploy.server.service import BESIDE, Service
-from vitascope.deploy.server.uploads import Upload
+from vitascope.deploy.server.uploads import Upload, read_body
 from vitascope.serialization import parse_json
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def json_body(request: Request, service: Service) -> bytes:
     """A body that holds JSON; 415 if it is declared as something else."""
     if (kind := type_of(request)) not in JSON_TYPES:
         raise Rejection(415, f"Content-Type {kind[:80]} is not JSON's: application/json")
-    return await service.read_body(request)
+    return await read_body(request, service.admission)
 
 
 async def computed(service: Service, size: int, function: Callable[[], R]) -> R:
@@ -203,7 +203,7 @@ def top_of(service: Service, probabilities: torch.Tensor, count: int = TOP) -> l
 
 def card_of(service: Service, name: str) -> dict[str, Any]:
     """A model as OpenAI and KServe describe it, whose paths for that are the same."""
-    ready = not service.named(name).why_not_ready()
+    ready = not service.named(name).admission.why_not_ready()
     about = {"id": name, "object": "model", "created": 0, "owned_by": "vitascope"}
     return about | {"name": name, "ready": ready}
 
@@ -232,7 +232,7 @@ def huggingface(service: Service) -> APIRouter:
         return await classes(request, service)
 
     async def classes(request: Request, model: Service) -> Response:
-        body, count = await service.read_body(request), TOP
+        body, count = await read_body(request, service.admission), TOP
         if type_of(request) == "application/json":
             values = await object_of(model, body)
             reject_unknown(values, ("inputs", "parameters", "options"))  # options are of the hub's machines
