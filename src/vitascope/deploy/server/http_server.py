@@ -1,8 +1,8 @@
 """A server process: it accepts connections, bounds their number, and stops without losing a request.
 
 Connections are uvicorn's, with bounds on headers, idleness and unread responses, which it lacks, and with
-load shedding: at three times its capacity a server rejects two of three predictions, on the cores that the model
-needs. In the routes, a rejection takes as long as a prediction of a small model, so it does not enter them.
+load shedding: at three times its capacity a server rejects two of three predictions, on the cores that the
+model needs. In the routes, a rejection takes as long as a prediction of a small model.
 """
 
 from __future__ import annotations
