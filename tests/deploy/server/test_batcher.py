@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.server.served import PATIENCE, advance
-from vitascope.deploy.server.admission import Admission, Overloaded, Room
+from vitascope.deploy.server.admission import Admission, Room
 from vitascope.deploy.server.batcher import Batcher, Expired, LongWork, Outcome, Work
 from vitascope.deploy.server.metrics import Metrics
 from vitascope.deploy.server.settings import Settings
@@ -121,61 +121,6 @@ async def test_batches_do_not_mix_kinds_of_work_and_the_oldest_is_first() -> Non
         scene.model.go.set()
         await asyncio.gather(*tasks)
     assert scene.model.batches == [[0], [1, 2], [10, 20]]
-
-
-async def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
-    async with playing(capacity=3) as scene:
-        tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as rejected:
-            await scene.ask(4)
-        assert int(rejected.value.headers["Retry-After"]) >= 1
-        scene.model.go.set()
-        await asyncio.gather(*tasks)
-        assert (await scene.ask(5)).value == 10
-    assert scene.model.computed() == [0, 1, 2, 3, 5]
-
-
-async def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> None:
-    async with playing() as scene:
-        scene.work.learn(seconds=8000.0, items=4)  # 2000 s each
-        tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match=r"s of work are ahead, and (1000|99)") as rejected:
-            await scene.ask(4, deadline=within(1000))
-        assert 6000 <= int(rejected.value.headers["Retry-After"]) <= 8000
-        tasks.append(scene.ask(5, deadline=within(20_000)))
-        await turns()
-        scene.model.go.set()
-        await asyncio.gather(*tasks)
-    assert scene.model.computed() == [0, 1, 2, 3, 5]
-
-
-async def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
-    async with playing() as scene:
-        scene.work.learn(seconds=2000.0, items=4)  # 500 s each
-        tasks = await scene.queued(1)  # up to 1000 s are ahead
-        deadline = within(2000)
-        with pytest.raises(Overloaded):  # before reading, half of the time is reserved
-            scene.begin(deadline)
-        tasks.append(scene.ask(2, deadline=deadline))
-        scene.model.go.set()
-        assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
-
-
-async def test_requests_in_decoding_count_as_work_ahead() -> None:
-    async with playing() as scene:
-        scene.work.learn(seconds=400.0, items=4)  # 100 s each
-        deadline = within(1000)
-        scene.admission.taken.places = 1 + 2  # one is computed, two are decoded
-        scene.begin(deadline)
-        scene.admission.taken.places = 1 + 5
-        with pytest.raises(Overloaded):
-            scene.begin(deadline)
-
-
-async def test_idle_model_accepts_items_despite_slow_past_work() -> None:
-    async with playing(held=False) as scene:
-        scene.work.learn(seconds=6000.0, items=1)
-        assert (await scene.ask(1, deadline=within(1000))).value == 2
 
 
 async def test_item_that_expires_in_the_queue_is_never_computed() -> None:
@@ -326,19 +271,6 @@ async def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None
             assert (await scene.ask(4)).value == 8
 
 
-async def test_part_of_long_work_in_the_queue_is_ahead_of_a_prediction() -> None:
-    async with playing() as scene:
-        work, long = LongWork("explain"), Long(1)
-        work.part.learn(seconds=4000.0, items=1)
-        long.go.release()
-        explaining = scene.ask(long, work=work)
-        await turns()
-        with pytest.raises(Overloaded, match="4000"):
-            scene.begin(within(2000))
-        scene.model.go.set()
-        await explaining
-
-
 async def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
     async with playing(held=False) as scene:
 
@@ -354,18 +286,3 @@ async def test_long_tasks_run_one_after_another_and_fail_independently() -> None
         assert (await first).value == "done"
         with pytest.raises(ArithmeticError, match="no explanation"):
             await second
-
-
-async def test_prediction_waits_for_one_part_of_long_work_and_long_work_for_all_parts() -> None:
-    async with playing(held=False) as scene:
-        work, long = LongWork("explain"), Long(1)
-        work.learn(seconds=6000.0, items=1)
-        work.part.learn(seconds=0.001, items=1)
-        explaining = scene.ask(long, work=work)
-        await long.part(1)
-        waiting = scene.ask(1, deadline=within(2000))
-        with pytest.raises(Overloaded, match="s of work are ahead"):
-            await scene.ask(Long(1), deadline=within(2000), work=work)
-        long.go.release()
-        assert (await waiting).value == 2
-        await explaining

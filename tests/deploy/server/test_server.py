@@ -6,7 +6,6 @@ import errno
 import logging
 import math
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -33,7 +32,6 @@ from tests.deploy.server.served import (
 )
 from tests.model import small_model
 from vitascope.deploy.server import http_server
-from vitascope.deploy.server.admission import MOST_CONNECTIONS, connection_limit
 from vitascope.deploy.server.http_server import HTTPServer
 from vitascope.deploy.server.metrics import SHARED_FOLDER
 from vitascope.deploy.server.server import announce, listen, read_token, supervise, threads_per_model
@@ -354,17 +352,6 @@ async def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
     assert [record.getMessage() for record in caplog.records] == [
         "cannot accept a connection: Too many open files"
     ]
-
-
-def test_connection_limit_is_below_the_open_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = MOST_CONNECTIONS
-    for files, connections in ((1024, 896), (64, 32), (10**6, most), (resource.RLIM_INFINITY, most)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert connection_limit(Settings()) == connections
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    assert connection_limit(Settings(max_connections=800)) == 800
-    with pytest.raises(UserError, match="this process may open 1024 files, which"):
-        connection_limit(Settings(max_connections=900))
 
 
 def prediction(brightness: int) -> bytes:

@@ -22,7 +22,7 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.deploy.server.admission import Room
+from vitascope.deploy.server.admission import STOPPING, Room
 from vitascope.errors import UserError
 from vitascope.predict.engine import Answers, TorchEngine
 
@@ -181,7 +181,7 @@ async def test_stopping_server_rejects_new_requests_and_finishes_accepted_ones()
     engine = HeldEngine()
     async with serving(engine) as client:
         accepted = await client.holding(engine)
-        client.app.state.service.admission.draining = True
+        client.app.state.service.admission.closed = STOPPING
         rejected = await client.predict(grey(2))
         assert "stopping" in refusal(rejected, 503)
         assert rejected.headers["connection"] == "close"

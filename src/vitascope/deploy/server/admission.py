@@ -32,6 +32,7 @@ pending work's time, so that the model does not run out of work."""
 RECENT = 1.0  # seconds for which the server reports itself as saturated after a rejection
 MOST_CONNECTIONS, OTHER_FILES = 8192, 128
 """Open connections of a process, where the limit of open files allows more, and its other open files."""
+STOPPING = "the server is stopping"
 RETURNED = 2**26
 """Bytes of bodies after which freed memory is returned: 5 ms for so many."""
 
@@ -105,12 +106,6 @@ class Room:
     size: int = 0
     """Bytes of its body in memory."""
 
-    def add(self, other: Room, sign: int = 1) -> None:
-        """Add room, or take it away (-1)."""
-        self.requests += sign * other.requests
-        self.places += sign * other.places
-        self.size += sign * other.size
-
 
 FULL = Rejection(503, "too many connections are open", close=True)
 
@@ -123,8 +118,7 @@ class Admission:
         self.most_connections = connection_limit(settings)
         self.most_bytes = int(settings.max_body_mb * 1e6)
         self.taken = Room()
-        self.closed = "the model is still loading"  # why no request is admitted; empty once models are loaded
-        self.draining = False  # whether the server is stopping
+        self.closed = "the model is still loading"  # why no request is admitted; empty if some are
         self.lag = 0.0  # seconds by which the event loop is late, which a request waits before it is seen
         self._queue, self._metrics = queue, metrics
         self._most_together = max(self.most_bytes, int(settings.max_bodies_mb * 1e6))
@@ -145,16 +139,31 @@ class Admission:
 
         `body` is the body's length so far. `work` must be done by the deadline, on the event loop's clock.
         """
-        more = more or Room()
-        self._check(more, body, work, deadline)
-        claim.add(more)
-        self.taken.add(more)
+        more, settings = more or Room(), self.settings
+        if more.requests and self.closed:
+            raise Rejection(503, self.closed)
+        if self.taken.size + more.size > self._most_together:
+            reason = f"all bodies take more than {self._most_together / 1e6:g} MB"
+            raise Rejection(503, reason, close=True)
+        if body > self.most_bytes:
+            raise Rejection(413, f"the body is over the limit of {settings.max_body_mb:g} MB", close=True)
+        if (more.requests or more.places) and self.taken.places >= settings.queue:
+            reason = f"{settings.queue} requests are in progress, which is the limit"
+            raise self._overloaded(reason, self._queue.seconds_ahead())
+        if work is not None:
+            self._check_time(work, deadline, early=more.requests > 0)
+        for room in (claim, self.taken):
+            room.requests += more.requests
+            room.places += more.places
+            room.size += more.size
         self._metrics.in_flight.inc(more.requests)
 
     def release(self, claim: Room) -> None:
         """Return the room of an answered request. Now and then, freed memory goes back to the system, which
         glibc does not do by itself, least of all after `reuse_freed_memory`."""
-        self.taken.add(claim, -1)
+        self.taken.requests -= claim.requests
+        self.taken.places -= claim.places
+        self.taken.size -= claim.size
         self._metrics.in_flight.dec(claim.requests)
         self._returnable += claim.size
         if self._returnable >= RETURNED:
@@ -165,8 +174,10 @@ class Admission:
         """The rejection of a prediction without room, for some milliseconds without another check."""
         now = asyncio.get_running_loop().time()
         if now >= self._shed_until:
+            claim = Room()
             try:
-                self._check(Room(requests=1), 0, work, deadline)
+                self.admit(claim, Room(requests=1), work=work, deadline=deadline)
+                self.release(claim)
                 return None
             except Overloaded as overload:
                 self._overload = overload
@@ -180,33 +191,15 @@ class Admission:
         if count >= self.most_connections:
             raise FULL
 
-    def _check(self, more: Room, body: int, work: Work | None, deadline: float) -> None:
-        settings = self.settings
-        if more.requests and (reason := self._why_closed()):
-            raise Rejection(503, reason)
-        if self.taken.size + more.size > self._most_together:
-            reason = f"all bodies take more than {self._most_together / 1e6:g} MB"
-            raise Rejection(503, reason, close=True)
-        if body > self.most_bytes:
-            raise Rejection(413, f"the body is over the limit of {settings.max_body_mb:g} MB", close=True)
-        if (more.requests or more.places) and self.taken.places >= settings.queue:
-            reason = f"{settings.queue} requests are in progress, which is the limit"
-            raise self._overloaded(reason, self._queue.seconds_ahead())
-        if work is not None:
-            self._check_time(work, deadline, early=more.requests > 0)
-
     def why_not_ready(self) -> str:
         """The reason to send requests elsewhere; empty if the server is ready."""
-        if reason := self._why_closed():
-            return reason
+        if self.closed:
+            return self.closed
         stalled = self._queue.seconds_computing()
         if stalled > self.settings.stalled_s:
             return f"the model has not answered for {stalled:.0f} s"
         recent = asyncio.get_running_loop().time() - self._last_overload < RECENT
         return "saturated: requests are being rejected" if recent else ""
-
-    def _why_closed(self) -> str:
-        return "the server is stopping" if self.draining else self.closed
 
     def _overloaded(self, reason: str, seconds_ahead: float) -> Overloaded:
         self._last_overload = asyncio.get_running_loop().time()
@@ -221,8 +214,8 @@ class Admission:
         if early and left <= 0:
             raise self._overloaded(f"requests wait for {self.lag:.1f} s before they are seen", self.lag)
         ahead = queue.seconds_ahead(work)
-        if queue.waiting >= self.settings.queue:
-            reason = f"the queue is full: {queue.waiting} of {self.settings.queue} wait"
+        if len(queue.jobs) >= self.settings.queue:
+            reason = f"the queue is full: {len(queue.jobs)} of {self.settings.queue} wait"
             raise self._overloaded(reason, ahead)
         if early:
             ahead += max(0, self.taken.places - queue.pending) * work.seconds_each

@@ -97,7 +97,7 @@ class Batcher:
 
     def __init__(self, observe: Observe) -> None:
         self._observe = observe
-        self._jobs: deque[_Job] = deque()
+        self.jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._running_since = 0.0
         self._long: _Job | None = None
@@ -115,19 +115,14 @@ class Batcher:
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.wait([self._loop_task])
-        for job in [*self._jobs, *self._running, *([self._long] if self._long else [])]:
+        for job in [*self.jobs, *self._running, *([self._long] if self._long else [])]:
             job.result.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def waiting(self) -> int:
-        """Items that wait."""
-        return len(self._jobs)
-
-    @property
     def pending(self) -> int:
         """Items that wait or are computed."""
-        return len(self._jobs) + len(self._running)
+        return len(self.jobs) + len(self._running)
 
     @property
     def is_computing(self) -> bool:
@@ -145,7 +140,7 @@ class Batcher:
         if self._long is not None:
             long = max(0.0, self._long.work.seconds_each - self._long.seconds)
             parts = self._long.work.part.seconds_each
-        for queued, count in Counter(job.work for job in self._jobs).items():
+        for queued, count in Counter(job.work for job in self.jobs).items():
             if isinstance(queued, LongWork):
                 long += count * queued.seconds_each
                 parts = max(parts, queued.part.seconds_each)
@@ -164,7 +159,7 @@ class Batcher:
         Raises `Expired`, or the error of `work.compute` for this item. Ask `Admission` first for room.
         """
         job = _Job(work, item, deadline, self._loop.create_future(), self._loop.time())
-        self._jobs.append(job)
+        self.jobs.append(job)
         self._arrived.set()
         try:
             async with asyncio.timeout_at(deadline):
@@ -174,24 +169,25 @@ class Batcher:
                 raise  # by the work itself
             raise Expired("queued" if job.begun is None else "computing") from None
         finally:
-            if job.begun is None and job in self._jobs:
-                self._jobs.remove(job)
+            if job.begun is None and job in self.jobs:
+                self.jobs.remove(job)
 
     async def _run(self) -> None:
         while True:
-            while not self._jobs:
+            while not self.jobs:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if batch := await self._next_batch():
-                await self._in_thread(batch)
-            if self._long is not None and not self._long.result.done():
-                await self._in_thread([self._long])
+            batches = [await self._next_batch(), [self._long] if self._long else []]
+            for batch in batches:
+                if any(not job.result.done() for job in batch):
+                    self._begin_part(batch)
+                    await self._loop.run_in_executor(self._thread, self._compute, batch)
             self._long = None
 
     async def _next_batch(self) -> list[_Job]:
         """The oldest short job with others of its kind, in order; the oldest long job becomes `_long`."""
         now = self._loop.time()
-        alive = [job for job in self._jobs if job.deadline > now and not job.result.done()]
+        alive = [job for job in self.jobs if job.deadline > now and not job.result.done()]
         short = [job for job in alive if not isinstance(job.work, LongWork)]
         batch = [job for job in short if job.work is short[0].work]
         batch = batch[: batch[0].work.max_batch] if batch else []
@@ -201,12 +197,8 @@ class Batcher:
             begun += [self._long] if self._long else []
         for job in begun:
             job.begun = now
-        self._jobs = deque(job for job in alive if job.begun is None)
+        self.jobs = deque(job for job in alive if job.begun is None)
         return batch
-
-    async def _in_thread(self, batch: list[_Job]) -> None:
-        self._begin_part(batch)
-        await self._loop.run_in_executor(self._thread, self._compute, batch)
 
     def _begin_part(self, batch: list[_Job]) -> None:
         self._running, self._running_since = batch, self._loop.time()

@@ -100,7 +100,8 @@ class DecoderPool:
         self._end_largest()
         try:
             await asyncio.wait([job.pixels], timeout=deadline - loop.time())
-            job.fail(Expired("decoding"))
+            if not job.pixels.done():
+                job.fail(Expired("decoding"))
             return job.pixels.result()
         finally:
             job.pixels.cancel()

@@ -29,7 +29,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from vitascope.deploy.server.admission import FULL, Rejection, raw_response
+from vitascope.deploy.server.admission import FULL, STOPPING, Rejection, raw_response
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
 
@@ -204,6 +204,7 @@ class HTTPServer(uvicorn.Server):
         super().__init__(config)
         self.connections = cast("set[Connection]", self.server_state.connections)
         self._service, self._parent = service, parent
+        self._admission = service.admission
         self._give_up_at, self._closed_at = math.inf, 0.0
         self._next_warning: dict[str, float] = {}
         self._connecting: set[asyncio.Task[Any]] = set()
@@ -212,13 +213,13 @@ class HTTPServer(uvicorn.Server):
         """SIGTERM, SIGHUP or Ctrl-C: begin to stop; the second time, end the grace period."""
         if self._parent is not None and sig != signal.SIGTERM:
             return  # a terminal sends it to all processes; the parent forwards a SIGTERM
-        if self._service.admission.draining:
+        if self._admission.closed == STOPPING:
             self._give_up_at = 0.0
         else:
             self._begin_to_stop()
 
     def _begin_to_stop(self) -> None:
-        self._service.admission.draining = True
+        self._admission.closed = STOPPING
         self._give_up_at = time.monotonic() + self._service.settings.grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -240,14 +241,15 @@ class HTTPServer(uvicorn.Server):
         clock, now = asyncio.get_running_loop().time(), time.monotonic()
         for connection in list(self.connections):
             connection.end_if_overdue(clock)
-        if self._parent is not None and os.getppid() != self._parent and not self._service.admission.draining:
+        is_orphan = self._parent is not None and os.getppid() != self._parent
+        if is_orphan and self._admission.closed != STOPPING:
             self._begin_to_stop()
         if now > self._give_up_at:
             self._service.give_up()
         done = now > self._give_up_at or self._service.fault is not None
         if self._closed_at:
             done = done or not self.connections or now > self._closed_at + FAREWELL
-        elif self._service.admission.draining and not self._service.admission.taken.requests:
+        elif self._admission.closed == STOPPING and not self._admission.taken.requests:
             await self._stop_accepting()
             with contextlib.suppress(OSError):  # BlockingIOError: that was the last
                 while True:  # take the clients that have connected: closing would break these
@@ -277,9 +279,9 @@ class HTTPServer(uvicorn.Server):
     def _take(self, connection: socket.socket) -> None:
         """Serve a new connection; at the limit, idle ones make room, and if none is idle it gets 503."""
         try:
-            self._service.admission.admit_connection(len(self.connections))
+            self._admission.admit_connection(len(self.connections))
         except Rejection as full:
-            most = self._service.admission.most_connections
+            most = self._admission.most_connections
             self._warn(f"{most} connections are open, which is the limit (--max-connections)")
             if not self._end_idle():  # answer as far as that is possible without waiting
                 with contextlib.closing(connection), contextlib.suppress(OSError):
@@ -306,7 +308,7 @@ class HTTPServer(uvicorn.Server):
         """End the sixteenth of all connections that has been idle longest; returns whether any is idle."""
         idle = [one for one in self.connections if one.is_idle and not one.transport.is_closing()]
         for one in heapq.nsmallest(
-            max(1, self._service.admission.most_connections // 16), idle, key=lambda one: one.due
+            max(1, self._admission.most_connections // 16), idle, key=lambda one: one.due
         ):
             one.end(FULL)
         return bool(idle)

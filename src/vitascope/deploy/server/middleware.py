@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitascope.deploy.server.admission import SECURITY_FIELDS, Rejection, Room, response_to
+from vitascope.deploy.server.admission import SECURITY_FIELDS, STOPPING, Rejection, Room, response_to
 from vitascope.deploy.server.service import Service
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz")
@@ -75,7 +75,7 @@ class RequestMiddleware:
                 message["headers"].extend([*SECURITY_FIELDS, (b"x-request-id", request_id)])
                 if origin in service.settings.allow_origin:
                     message["headers"].extend([(b"access-control-allow-origin", origin.encode()), VARY])
-                if service.admission.draining:
+                if service.admission.closed == STOPPING:
                     MutableHeaders(scope=message)["Connection"] = "close"
             elif is_head:
                 message = {**message, "body": b""}
@@ -91,7 +91,8 @@ class RequestMiddleware:
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, respond)
                 return
             if service.computes(method, inside):
-                model.admit(claim, inside)
+                work, deadline = model.work_of(inside), model.deadline()
+                service.admission.admit(claim, Room(requests=1), work=work, deadline=deadline)
         except Rejection as rejection:
             await response_to(rejection, path)(scope, receive, respond)
         else:

@@ -23,14 +23,13 @@ from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.protocols import (
     all_or_none,
-    answer,
     computed,
     decoded_picture,
     json_body,
     object_of,
     rows_of,
 )
-from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.service import Service, answer
 
 if TYPE_CHECKING:
     import torch

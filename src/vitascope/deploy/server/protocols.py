@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import functools
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +25,7 @@ from vitascope.deploy.server import openapi
 from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.decoder_process import Content
-from vitascope.deploy.server.service import BESIDE, Service
+from vitascope.deploy.server.service import BESIDE, Service, answer
 from vitascope.deploy.server.uploads import Upload, read_body
 from vitascope.serialization import parse_json
 
@@ -188,11 +186,6 @@ def card_of(service: Service, name: str) -> dict[str, Any]:
     return about | {"name": name, "ready": ready}
 
 
-def answer(content: Any) -> Response:
-    """A response in JSON."""
-    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
-
-
 # Hugging Face
 
 
@@ -314,21 +307,15 @@ def kserve(service: Service) -> APIRouter:
     @routes.post("/v1/models/{name:path}:explain", **openapi.for_json(openapi.InstancesRequest))
     async def explain(request: Request, name: str) -> Response:
         """The heatmap of a picture by the default method."""
-        from vitascope.deploy.server.attention_pack import batch_size
-        from vitascope.explain.methods import DEFAULT_METHOD
-        from vitascope.predict.explanation import explain_pixels
-
         model = service.named(name)
-        compute = functools.partial(explain_pixels, batch_size=batch_size(model.torch_engine().device))
+        model.torch_engine()
         pictures = await instances(request)
         if len(pictures) != 1:
             raise Rejection(422, f"explain takes one picture, not {len(pictures)}")
         (picture,) = all_or_none(list(pictures))
-        uploads = [Upload("", picture)]
-        explanation = await model.run(
-            request, f"explain-{DEFAULT_METHOD}", compute, DEFAULT_METHOD, None, uploads=uploads
+        explanation = await model.explain(request, uploads=[Upload("", picture)])
+        return answer(
+            {"explanations": [{"label": explanation.label, "heatmap": explanation.heatmap.tolist()}]}
         )
-        target = None if explanation.target is None else model.engine.label(explanation.target)
-        return answer({"explanations": [{"label": target, "heatmap": explanation.heatmap.tolist()}]})
 
     return routes

@@ -7,7 +7,9 @@ through one queue, in the one thread that has the model; `Admission` bounds it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import json
 import logging
 import re
 import secrets
@@ -16,7 +18,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitascope.deploy.server.admission import SECURITY, Admission, Rejection, Room, response_to
+from starlette.responses import Response
+
+from vitascope.deploy.server.admission import SECURITY, STOPPING, Admission, Rejection, response_to
 from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Pause, Work
 from vitascope.deploy.server.decoder_pool import DecoderPool
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
@@ -29,10 +33,10 @@ from vitascope.model.trust import FAMILIAR
 if TYPE_CHECKING:
     import torch
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from vitascope.data.preprocess import Pixels
     from vitascope.predict.engine import Engine, TorchEngine
+    from vitascope.predict.explanation import Explanation
 
 R = TypeVar("R")
 BESIDE = "/beside"
@@ -49,8 +53,6 @@ PREDICTIONS = re.compile(
 )
 EMBEDDINGS = re.compile(r"/v1/embed(?:dings)?")
 """Paths of work with the usual deadline, in every protocol, with the model's name."""
-FILE_ERRORS = (413, 422)
-"""Rejections of one picture; the others of a request still get results."""
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
 """The accepted form of X-Request-ID: nothing that could break a line of the log."""
 SPARE = 5.0  # seconds beyond the deadline after which a decoder process ends itself
@@ -89,6 +91,8 @@ class Service:
         self._id_prefix, self._id_numbers = secrets.token_hex(4).encode(), itertools.count(1)
         self._open_engine = open_engine
         self._engine: Engine | None = None
+        others = (path for name in settings.protocols for path in OF_PROTOCOLS.get(name, ()))
+        self._computed = (COMPUTED, *others)  # the beginnings of paths that need a model
         # From pictures to probabilities (K,) and to pooled representations (D,), float32 on the CPU
         self._kind = f"{self.name}/" if self.name else ""  # before the names of its work in the metrics
         self.predictions = Work(f"{self._kind}predict", self._answers, settings.max_batch)
@@ -107,7 +111,7 @@ class Service:
         for model in self.models:
             model.decoders.start()
         self._tasks = [loop.create_task(self._load_all()), loop.create_task(self._measure_lag())]
-        while wait_for_model and not (self._engine or self.fault or self.admission.draining):
+        while wait_for_model and not (self._engine or self.fault or self.admission.closed == STOPPING):
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
@@ -170,10 +174,6 @@ class Service:
 
     # Admission
 
-    def admit(self, claim: Room, path: str) -> None:
-        """Admit a request of this model before its body is read, or reject it (429, 503)."""
-        self.admission.admit(claim, Room(requests=1), work=self.work_of(path), deadline=self.deadline())
-
     def work_of(self, path: str) -> Work | None:
         """The predictions or embeddings that a path needs; None of other work, which may have a longer
         deadline, and before the model is loaded."""
@@ -190,7 +190,7 @@ class Service:
     def shed(self, path: str, client: str, client_id: bytes | None) -> Response | None:
         """The 429 for a prediction without room, logged and counted; None if there is room."""
         model, inside = self.model_of(path)
-        if self.admission.draining or not self.computes("POST", inside):
+        if self.admission.closed or not self.computes("POST", inside):
             return None
         if (work := model.work_of(inside)) is None:
             return None
@@ -219,9 +219,9 @@ class Service:
 
     def computes(self, method: str, path: str) -> bool:
         """Whether a request needs the model, and so a place in the queue."""
-        protocols = self.settings.protocols
-        begins = (COMPUTED, *(path for name in protocols for path in OF_PROTOCOLS.get(name, ())))
-        return method == "POST" and (path.startswith(begins) or (path == "/" and "huggingface" in protocols))
+        if path == "/":
+            return method == "POST" and "huggingface" in self.settings.protocols
+        return method == "POST" and path.startswith(self._computed)
 
     def deadline(self, request: Request | None = None, milliseconds: float | None = None) -> float:
         """The deadline of a request, on the event loop's clock; X-Deadline-Ms may make it earlier."""
@@ -230,14 +230,6 @@ class Service:
         return _now() - self.admission.lag + min(longest, asked or longest)
 
     # Pictures
-
-    async def decode(self, upload: Upload, *, deadline: float) -> Pixels:
-        """Decode a picture in a process of its own: uint8 (C, H, W); rejects with 413, 422, 429 or 504."""
-        _ = self.engine
-        try:
-            return await self.decoders.decode(upload.content, deadline=deadline)
-        except DecodeError as error:
-            raise Rejection(error.status, f"{upload.name or 'the body'}: {error}") from error
 
     # Computing
 
@@ -249,11 +241,9 @@ class Service:
 
         async def outcome(upload: Upload) -> Outcome | Rejection:
             try:
-                pixels = await self.decode(upload, deadline=deadline)
-            except Rejection as rejection:
-                if rejection.status_code not in FILE_ERRORS:
-                    raise
-                return rejection
+                pixels = await self.decoders.decode(upload.content, deadline=deadline)
+            except DecodeError as error:
+                return rejected(upload, error)
             self.admission.admit(request.state.claim, work=work, deadline=deadline)
             return await self.batcher.submit(work, pixels, deadline=deadline)
 
@@ -283,8 +273,12 @@ class Service:
         uploads = await read_uploads(request, self.admission) if uploads is None else uploads
         if len(uploads) != 1:
             raise Rejection(422, f"expected one picture, not {len(uploads)}")
-        decoding = self.decode(uploads[0], deadline=self.deadline(request))
-        pixels = await self.unless_gone(request, decoding)
+        (upload,) = uploads
+        decoding = self.decoders.decode(upload.content, deadline=self.deadline(request))
+        try:
+            pixels = await self.unless_gone(request, decoding)
+        except DecodeError as error:
+            raise rejected(upload, error) from error
 
         def in_parts(pause: Pause) -> R:
             from vitascope.explain.inputs import before_each_forward
@@ -299,6 +293,22 @@ class Service:
         outcome = await self.unless_gone(request, computing)
         self._long_works[kind] = work  # only now: a kind that fails may have been invented by a client
         return outcome.value
+
+    async def explain(
+        self,
+        request: Request,
+        method: str | None = None,
+        target: str | None = None,
+        uploads: Sequence[Upload] | None = None,
+    ) -> Explanation:
+        """Explain a request's only picture, by default by the method of `vitascope explain`."""
+        from vitascope.deploy.server.attention_pack import batch_size
+        from vitascope.explain.methods import DEFAULT_METHOD
+        from vitascope.predict.explanation import explain_pixels
+
+        method = method or DEFAULT_METHOD
+        compute = functools.partial(explain_pixels, batch_size=batch_size(self.torch_engine().device))
+        return await self.run(request, f"explain-{method}", compute, method, target, uploads=uploads)
 
     def check_classes(self) -> None:
         """Reject predictions of a model without a head (501)."""
@@ -356,7 +366,8 @@ class Service:
             raise
         for model, engine in zip(self.models, engines, strict=True):
             model._engine = engine
-        self.admission.closed = ""
+        if self.admission.closed != STOPPING:
+            self.admission.closed = ""
 
     async def _load(self) -> Engine:
         work = Work("load", lambda _: [self._open()])
@@ -408,6 +419,16 @@ class Service:
         with _few_threads(self.engine, len(pictures)):
             (found,) = self.engine.features_of_pictures(pictures)
             return list(found.cpu())
+
+
+def answer(content: Any) -> Response:
+    """A response in JSON."""
+    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
+
+
+def rejected(upload: Upload, error: DecodeError) -> Rejection:
+    """The rejection of one picture (413, 422); the others of a request still get results."""
+    return Rejection(error.status, f"{upload.name or 'the body'}: {error}")
 
 
 def _few_threads(engine: Engine, pictures: int) -> AbstractContextManager[None]:
