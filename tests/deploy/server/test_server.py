@@ -281,6 +281,15 @@ async def test_connections_without_a_complete_request_are_closed() -> None:
         await until(lambda: not server.connections)
 
 
+async def test_response_does_not_wait_for_acknowledgements() -> None:
+    """asyncio leaves Nagle's algorithm on for the sockets that we accept, so that a body waits for its head."""
+    async with listening(HeldEngine()) as (server, address), connected(address, ASK) as reader:
+        await reader.readline()
+        (connection,) = server.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_connection_whose_response_is_not_read_is_closed() -> None:
     engine = HeldEngine()
     engine.class_names = ("x" * 20_000_000,)

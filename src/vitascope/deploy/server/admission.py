@@ -87,12 +87,12 @@ def response_to(error: HTTPException, path: str = "") -> Response:
     return Response(content, error.status_code, error.headers, media_type="application/json")
 
 
-def raw_response(rejection: Rejection) -> bytes:
-    """A response in HTTP/1.1, for what never reaches the application."""
+def raw_response(rejection: Rejection) -> tuple[bytes, bytes]:
+    """Head (without its empty line) and body in HTTP/1.1, for what never reaches the application."""
     response = response_to(rejection)
     fields = [*response.raw_headers, *SECURITY_FIELDS, (b"date", formatdate(usegmt=True).encode())]
     line = f"HTTP/1.1 {rejection.status_code} {HTTPStatus(rejection.status_code).phrase}\r\n".encode()
-    return line + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n" + bytes(response.body)
+    return line + b"".join(b"%s: %s\r\n" % field for field in fields), bytes(response.body)
 
 
 @dataclasses.dataclass
@@ -124,7 +124,7 @@ class Admission:
         self._most_together = max(self.most_bytes, int(settings.max_bodies_mb * 1e6))
         self._returnable = 0
         self._last_overload = self._shed_until = -math.inf
-        self._overload = Overloaded("", 0.0)
+        self._shed_response = (b"", b"")
 
     def admit(
         self,
@@ -170,8 +170,8 @@ class Admission:
             self._returnable = 0
             return_freed_memory()
 
-    def shed(self, work: Work, deadline: float) -> Overloaded | None:
-        """The rejection of a prediction without room, for some milliseconds without another check."""
+    def shed(self, work: Work, deadline: float) -> tuple[bytes, bytes] | None:
+        """The raw 429 of a prediction without room, for some milliseconds without another check."""
         now = asyncio.get_running_loop().time()
         if now >= self._shed_until:
             claim = Room()
@@ -180,16 +180,16 @@ class Admission:
                 self.release(claim)
                 return None
             except Overloaded as overload:
-                self._overload = overload
+                self._shed_response = raw_response(overload)
                 seconds = SHED_SHARE * overload.seconds_ahead
                 self._shed_until = now + min(max(seconds, SHED_LEAST), SHED_MOST)
         self._last_overload = now
-        return self._overload
+        return self._shed_response
 
     def admit_connection(self, count: int) -> None:
         """Reject a connection (503) beside so many open ones."""
         if count >= self.most_connections:
-            raise FULL
+            raise Rejection(503, FULL.detail, close=True)
 
     def why_not_ready(self) -> str:
         """The reason to send requests elsewhere; empty if the server is ready."""

@@ -2,7 +2,8 @@
 
 Connections are uvicorn's, with bounds on headers, idleness and unread responses, which it lacks, and with
 load shedding: at three times its capacity a server rejects two of three predictions, on the cores that the
-model needs. In the routes, a rejection takes as long as a prediction of a small model.
+model needs. In the routes, a rejection takes as long as a prediction of a small model; below ASGI, it is one
+write of bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
-from starlette.responses import Response
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -74,7 +74,7 @@ class Connection(HttpToolsProtocol):
         self._service = service
         self._header_timeout = service.settings.header_timeout_s
         self._keep_alive = service.settings.keep_alive_s
-        self._in_head, self._head_size = False, 0
+        self._in_head, self._head_size, self._is_shed = False, 0, False
         self.unparsed = memoryview(b"")
         self._ended = False  # whether the client has ended its side
         self._unsent: float = math.inf
@@ -107,7 +107,8 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
         self._head_size = 0
-        super().on_body(body)
+        if not self._is_shed:
+            super().on_body(body)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer a complete request although its client sends no more.
@@ -131,20 +132,37 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin to handle a request, unless it is shed."""
         self._in_head = False
-        self.app = self._shed() or self.config.loaded_app
-        super().on_headers_complete()
-        self.headers = []  # of trailers, which are dropped
+        response = self._shed()
+        self._is_shed = response is not None
+        if response is None:
+            super().on_headers_complete()
+            self.headers = []  # of trailers, which are dropped
+            return
+        self.transport.write(response)
+        self.server_state.total_requests += 1
+        self._await_request()
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if not self._is_shed:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Await the next request."""
-        self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
+        self._await_request()
         super().on_response_complete()
         self._parse()
         self.flow.resume_reading()
 
-    def _shed(self) -> Response | None:
-        """The 429 of a prediction without room, which is an application of its own."""
-        if self.parser.get_method() != b"POST":
+    def _await_request(self) -> None:
+        self.due, self._unsent = self.loop.time() + self._keep_alive, math.inf
+
+    def _shed(self) -> bytes | None:
+        """The raw 429 of a prediction without room; only for one alone on a connection that stays open."""
+        is_alone = (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+        if self.parser.get_method() != b"POST" or not is_alone:
+            return None
+        if self.expect_100_continue or not self.parser.should_keep_alive():
             return None
         client_id = next((value for name, value in self.headers if name == b"x-request-id"), None)
         path = self.url.partition(b"?")[0].decode("latin-1")  # if it has escapes, it is checked later
@@ -176,7 +194,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         if self._in_head:
-            self.transport.write(raw_response(rejection))
+            self.transport.write(b"%s\r\n%s" % raw_response(rejection))
         self.transport.close()
 
 
@@ -286,10 +304,12 @@ class HTTPServer(uvicorn.Server):
             if not self._end_idle():  # answer as far as that is possible without waiting
                 with contextlib.closing(connection), contextlib.suppress(OSError):
                     connection.setblocking(False)
-                    connection.send(raw_response(full))
+                    connection.send(b"%s\r\n%s" % raw_response(full))
                     connection.shutdown(socket.SHUT_WR)
                     connection.recv(MAX_HEAD)  # closing with unread bytes would discard the response
                 return
+        # asyncio sets it only where it knows the protocol; without it, a body waits 40 ms for its head's ACK.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
         of_uvicorn = {"server_state": self.server_state, "app_state": self.lifespan.state}
         protocol = Connection(self._service, config=self.config, **of_uvicorn)

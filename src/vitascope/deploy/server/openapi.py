@@ -218,8 +218,8 @@ class Asked(Schema):
 class HubParameters(Asked):
     """The parameters of the hub's image classification."""
 
-    top_k: int = Field(5, ge=1)
-    function_to_apply: str = Field("", description="softmax, or sigmoid for several classes per picture")
+    top_k: int = Field(default=5, ge=1)
+    function_to_apply: str = Field(default="", description="softmax; sigmoid of several classes")
 
 
 class HubRequest(Asked):
@@ -250,7 +250,7 @@ class InstancesRequest(Asked):
 class TensorParameters(Asked):
     """The bytes of a tensor that follow the JSON."""
 
-    binary_data_size: int | None = Field(None, ge=0)
+    binary_data_size: int | None = Field(default=None, ge=0)
 
 
 class InputTensor(Asked):
@@ -267,7 +267,7 @@ class OutputParameters(Asked):
     """The form of an output: whether it follows the JSON; texts `score:index:label` of so many classes."""
 
     binary_data: bool | None = None
-    classification: int | None = Field(None, ge=1)
+    classification: int | None = Field(default=None, ge=1)
 
 
 class OutputTensor(Asked):
@@ -290,7 +290,7 @@ class InferenceRequest(Asked):
     id: str | None = None
     parameters: InferenceParameters = InferenceParameters()
     inputs: list[InputTensor] = Field(min_length=1, max_length=1)
-    outputs: list[OutputTensor] = Field([], max_length=4)
+    outputs: list[OutputTensor] = Field(default=[], max_length=4)
 
 
 def for_json(body: type[Schema], *others: str) -> dict[str, Any]:

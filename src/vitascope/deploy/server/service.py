@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 
-from vitascope.deploy.server.admission import SECURITY, STOPPING, Admission, Rejection, response_to
+from vitascope.deploy.server.admission import STOPPING, Admission, Rejection
 from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Pause, Work
 from vitascope.deploy.server.decoder_pool import DecoderPool
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
@@ -187,21 +187,20 @@ class Service:
         model = (name and self.find(name)) or self
         return model.predictions if model.engine.num_classes else model.embeddings
 
-    def shed(self, path: str, client: str, client_id: bytes | None) -> Response | None:
-        """The 429 for a prediction without room, logged and counted; None if there is room."""
+    def shed(self, path: str, client: str, client_id: bytes | None) -> bytes | None:
+        """The raw 429 for a prediction without room, logged and counted; None if there is room."""
         model, inside = self.model_of(path)
-        if self.admission.closed or not self.computes("POST", inside):
+        if self.admission.closed or EMBEDDINGS.fullmatch(inside) or not self.computes("POST", inside):
             return None
-        if (work := model.work_of(inside)) is None:
-            return None
-        if (overload := self.admission.shed(work, model.deadline())) is None:
+        work = model.work_of(inside)
+        response = self.admission.shed(work, model.deadline()) if work else None
+        if response is None:
             return None
         request_id = self.request_id(client_id)
         self.metrics.observe_request(path, 429, 0.0)
         self.log_request(client, "POST", path, 429, 0.0, request_id)
-        response = response_to(overload, path)
-        response.headers.update(SECURITY | {"X-Request-ID": request_id.decode("ascii")})
-        return response
+        head, body = response
+        return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
 
     def request_id(self, given: bytes | None) -> bytes:
         """The client's X-Request-ID if it has the accepted form, else a new one."""
@@ -228,8 +227,6 @@ class Service:
         longest = (milliseconds or self.settings.deadline_ms) / 1000
         asked = None if request is None else deadline_seconds(request)
         return _now() - self.admission.lag + min(longest, asked or longest)
-
-    # Pictures
 
     # Computing
 
