@@ -282,7 +282,7 @@ async def test_connections_without_a_complete_request_are_closed() -> None:
 
 
 async def test_response_does_not_wait_for_acknowledgements() -> None:
-    """asyncio leaves Nagle's algorithm on for the sockets that we accept, so that a body waits for its head."""
+    """asyncio leaves Nagle's algorithm on for sockets that we accept: a body then waits for its head."""
     async with listening(HeldEngine()) as (server, address), connected(address, ASK) as reader:
         await reader.readline()
         (connection,) = server.connections
@@ -440,6 +440,7 @@ async def test_client_that_ends_its_side_gets_the_answer_and_one_that_leaves_is_
         engine.hold()
         async with half_closed(address, prediction(1)) as waiting:
             await until(lambda: any(one._ended for one in server.connections))
+            assert await asyncio.to_thread(engine.begun.wait, PATIENCE)  # alone, in a batch of its own
             async with connected(address, prediction(2)):
                 await until(lambda: server._service.batcher.pending == 2)
             await until(lambda: server._service.batcher.pending == 1)

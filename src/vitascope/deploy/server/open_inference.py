@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from vitascope.deploy.server.protocols import (
     rows_of,
 )
 from vitascope.deploy.server.service import Service, answer
+from vitascope.deploy.server.uploads import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -94,18 +95,21 @@ def oip(first: Service) -> APIRouter:
         """Probabilities and labels of pictures, encoded (BYTES) or as pixels (UINT8, N x H x W x 3)."""
         service, name = checked(name)
         body = await json_body(request, service)
-        head = _whole_number(request.headers.get(LENGTH), len(body))
-        wanted, rest = (
-            await object_of(openapi.InferenceRequest, service, body[:head], MOST_VALUES),
-            body[head:],
-        )
+        head = whole_number(request.headers.get(LENGTH, str(len(body))))
+        if head is None or head > len(body):
+            raise Rejection(
+                422, f"{LENGTH} is {request.headers[LENGTH][:20]!r}; the body has {len(body):,} bytes"
+            )
+        rest = body[head:]
+        wanted = await object_of(openapi.InferenceRequest, service, body[:head], MOST_VALUES)
         if wanted.model_name not in (None, name):  # KServe's client repeats that of the path
             raise Rejection(422, f"model_name is not {name}, the name in the path")
         outputs = _outputs(service, wanted)
         most = service.settings.max_files
         pictures = await computed(service, head, lambda: _pictures(wanted.inputs[0], rest, most))
         rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
-        return _response(name, wanted.id, [_tensor(service, rows, output) for output in outputs])
+        binary = wanted.parameters.binary_data_output
+        return _response(name, wanted.id, [_tensor(service, rows, output, binary) for output in outputs])
 
     def checked(path: str) -> tuple[Service, str]:
         """The model of a path that may have a version, and the name in it."""
@@ -116,15 +120,6 @@ def oip(first: Service) -> APIRouter:
         return model, name
 
     return routes
-
-
-def _whole_number(text: str | None, most: int) -> int:
-    """The length of the JSON in a body, by the header."""
-    if text is None:
-        return most
-    if not text.isdecimal() or len(text) > 18 or int(text) > most:
-        raise Rejection(422, f"{LENGTH} is {text[:20]!r}, and the body has {most:,} bytes")
-    return int(text)
 
 
 def _pictures(tensor: openapi.InputTensor, rest: bytes, most: int) -> Sequence[Content]:
@@ -180,37 +175,25 @@ def _numbers(data: list[Any]) -> npt.NDArray[np.uint8]:
         raise Rejection(422, "data of UINT8 are whole numbers from 0 to 255") from error
 
 
-class _Output(NamedTuple):
-    """An output tensor that a client asks for."""
-
-    name: str
-    binary: bool
-    """Whether its values follow the JSON."""
-    classes: int | None
-    """The most probable classes alone, as texts `score:index:label`; None for the tensor itself."""
-
-
-def _outputs(service: Service, wanted: openapi.InferenceRequest) -> list[_Output]:
+def _outputs(service: Service, wanted: openapi.InferenceRequest) -> list[openapi.OutputTensor]:
     """The outputs of a request; all of the model if it names none."""
     names = ("probabilities", "labels") if service.engine.num_classes else ("features",)
-    outputs = []
-    for output in wanted.outputs or [openapi.OutputTensor(name=name) for name in names]:
+    for output in wanted.outputs:
         if output.name not in names:
             raise Rejection(422, f"no output {output.name[:80]!r}; the model has {' and '.join(names)}")
-        binary, classes = output.parameters.binary_data, output.parameters.classification
-        if classes is not None and output.name != "probabilities":
+        if output.parameters.classification is not None and output.name != "probabilities":
             raise Rejection(422, "classification is a number of classes, of the output probabilities")
-        binary = wanted.parameters.binary_data_output if binary is None else binary
-        outputs.append(_Output(output.name, binary, classes))
-    return outputs
+    return wanted.outputs or [openapi.OutputTensor(name=name) for name in names]
 
 
-def _tensor(service: Service, rows: list[torch.Tensor], output: _Output) -> tuple[dict[str, Any], bytes]:
-    """An output tensor, and its bytes; empty if its values are in the JSON."""
+def _tensor(
+    service: Service, rows: list[torch.Tensor], output: openapi.OutputTensor, binary: bool
+) -> tuple[dict[str, Any], bytes]:
+    """An output tensor, and its bytes; empty if its values are in the JSON, by default unless `binary`."""
     label = service.engine.label
     values: list[Any]
-    if output.classes is not None:
-        tops = [row.topk(min(output.classes, len(row))) for row in rows]
+    if (classes := output.parameters.classification) is not None:
+        tops = [row.topk(min(classes, len(row))) for row in rows]
         scores = [zip(top.values.tolist(), top.indices.tolist(), strict=True) for top in tops]
         values = [f"{score:.6f}:{index}:{label(index)}" for top in scores for score, index in top]
         kind, shape = "BYTES", [len(rows), len(values) // len(rows)]
@@ -220,7 +203,7 @@ def _tensor(service: Service, rows: list[torch.Tensor], output: _Output) -> tupl
         values = [number for row in rows for number in row.tolist()]
         kind, shape = "FP32", [len(rows), len(rows[0])]
     about = {"name": output.name, "datatype": kind, "shape": shape}
-    if not output.binary:
+    if not (binary if output.parameters.binary_data is None else output.parameters.binary_data):
         return about | {"data": values}, b""
     if kind == "FP32":
         packed = np.array(values, "<f4").tobytes()

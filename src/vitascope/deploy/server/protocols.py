@@ -26,7 +26,7 @@ from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.service import BESIDE, Service, answer
-from vitascope.deploy.server.uploads import Upload, read_body
+from vitascope.deploy.server.uploads import Upload, read_body, type_of
 from vitascope.serialization import parse_json
 
 if TYPE_CHECKING:
@@ -47,11 +47,6 @@ TOP = 5
 
 
 # Pictures and answers, as all protocols have them
-
-
-def type_of(request: Request) -> str:
-    """The declared type of a request's body."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def json_body(request: Request, service: Service) -> bytes:

@@ -44,9 +44,14 @@ class Upload:
     content: Content
 
 
+def type_of(request: Request) -> str:
+    """The declared type of a request's body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 async def read_uploads(request: Request, admission: Admission) -> list[Upload]:
     """The encoded pictures of a request: one of a raw body, which may have no declared type, or a form's."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = type_of(request)
     undeclared = kind in UNDECLARED
     if kind == "multipart/form-data":
         return await _files(request, await read_body(request, admission), admission.settings.max_files)
@@ -66,7 +71,7 @@ async def read_body(request: Request, admission: Admission) -> bytes:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in CODINGS:
         raise Rejection(415, f"Content-Encoding {coding[:80]!r}; accepted are {', '.join(CODINGS)}")
-    declared = _whole_number(request.headers.get("content-length", "0"))
+    declared = whole_number(request.headers.get("content-length", "0"))
     if declared is None:
         raise Rejection(413, "Content-Length is not a readable number of bytes", close=True)
     claim, limit = request.state.claim, admission.most_bytes
@@ -139,7 +144,7 @@ async def _files(request: Request, body: bytes, max_files: int) -> list[Upload]:
     return uploads
 
 
-def _whole_number(text: str) -> int | None:
+def whole_number(text: str) -> int | None:
     """A number of at most `MAX_DIGITS` decimal digits; None for any other text."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return int(text) if is_number else None
@@ -150,7 +155,7 @@ def deadline_seconds(request: Request) -> float | None:
     text = request.headers.get("x-deadline-ms")
     if text is None:
         return None
-    milliseconds = _whole_number(text)
+    milliseconds = whole_number(text)
     if not milliseconds:
         form = f"a whole number of milliseconds, at least 1 and of at most {MAX_DIGITS} digits"
         raise Rejection(422, f"X-Deadline-Ms is {form}, not {text[:40]!r}")
