@@ -98,7 +98,7 @@ def oip(first: Service) -> APIRouter:
         head = whole_number(request.headers.get(LENGTH, str(len(body))))
         if head is None or head > len(body):
             raise Rejection(
-                422, f"{LENGTH} is {request.headers[LENGTH][:20]!r}; the body has {len(body):,} bytes"
+                422, f"{LENGTH} is {request.headers[LENGTH][:20]!r}, and the body has {len(body):,} bytes"
             )
         rest = body[head:]
         wanted = await object_of(openapi.InferenceRequest, service, body[:head], MOST_VALUES)
