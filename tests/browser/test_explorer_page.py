@@ -79,7 +79,7 @@ def serving(engine: Engine, token: str | None = None, beside: Engine | None = No
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        while not server.started or app.state.service.why_not_ready():
+        while not server.started or app.state.service.admission.why_not_ready():
             time.sleep(0.02)
         yield f"http://127.0.0.1:{port}/"
     finally:

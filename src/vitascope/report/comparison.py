@@ -102,14 +102,13 @@ class ComparedRun:
 
     def cells(self) -> tuple[str, ...]:
         """The row in the table of results; see `RunComparison.results`."""
-        measured = {} if self.score is None else self.score.summary()
         low, high = (None, None) if self.score is None else self.score.value_and_limits[1:]
         return (
             self.name,
             self.progress,
             _text("{:.2%}", self.result),
             _text("{:.1%} to {:.1%}", low, high),
-            _text("{:.2%}", measured.get("macro_f1_tuned", measured.get("balanced_accuracy"))),
+            _text("{:.2%}", None if self.score is None else self.score.mean_of_classes),
             _text("{:.3f}", self.test.get("loss")),
             "" if self.seconds is None else duration(self.seconds),
             _text("{:,}", self.parameters),

@@ -54,11 +54,12 @@ def serve(
         raise UserError("--beside is for one MODEL without a name; each NAME has an explorer, /models/NAME/")
     check_installed()
     from vitascope.deploy.server import http_server
+    from vitascope.deploy.server.admission import connection_limit
 
     # OpenMP reads it when torch is first imported: waiting threads sleep. By default they spin, on the core
     # that the event loop, another worker or another program needs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    http_server.connection_limit(settings)
+    connection_limit(settings)
     token = read_token(settings)
     with listen(settings) as port:
         announce(models, settings, port, token)
