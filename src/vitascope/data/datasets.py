@@ -29,7 +29,8 @@ from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits, without_rare
-from vitascope.data.stored import hub_id, open_stored, stored_images, with_objects
+from vitascope.data.stored import stored_images
+from vitascope.data.stored_data import hub_id, open_stored, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
 from vitascope.formatting import canonical, counted

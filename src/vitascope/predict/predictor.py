@@ -28,15 +28,13 @@ from vitascope.data.decoding import (
     is_one_picture,
     read_image,
 )
-from vitascope.data.formats.table import TableImage, images_of_table
 from vitascope.data.listing import images_below
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import FileReader
-from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
+from vitascope.data.stored import ImageFile, StoredImage, TableImage, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
-from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.compute import BatchSize, Views, Workers
@@ -289,14 +287,14 @@ class Predictor:
         self,
         images: ImageSource | Iterable[ImageSource],
         *,
-        method: str = DEFAULT_METHOD,
+        method: str = "integrated-gradients",
         target: int | str | None = None,
     ) -> Explanation | list[Explanation]:
         """Explain the prediction of one picture or of several.
 
         Args:
             images: as for a call.
-            method: a name in `vitascope.explain.METHODS`.
+            method: a name in `vitascope.explain.METHODS`; by default `vitascope.explain.DEFAULT_METHOD`.
             target: the class to explain, by name or index; None is the most probable one.
 
         Returns:
@@ -459,6 +457,8 @@ def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFil
     if os.path.isdir(place):
         return (entry.path for entry in images_below(place, _unlisted))
     if os.path.isfile(place) and is_table(place):
+        from vitascope.data.formats.table import images_of_table  # which most predictions do not need
+
         return images_of_table(Path(place), table, keep=keep)
     if os.path.exists(place):
         return [place]

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from vitascope.data.formats.table import TableImage
-from vitascope.data.stored import ImageFile, as_text, from_text
+from vitascope.data.stored import ImageFile, TableImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import counted
