@@ -31,7 +31,7 @@ translations: .venv/tests-ready
 # requirements.lock: what `pip` chooses here for the package and all its extras, with the hash of each file.
 lock: .venv/tests-ready
 	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report .venv/lock.json \
-		--constraint constraints.txt ".[server,tensorboard,onnx,openvino,parquet,heif,text,ray,s3,http]"
+		--constraint constraints.txt ".[server,tensorboard,onnx,openvino,parquet,heif,text,page,ray,s3,http]"
 	$(BIN)/python -c 'import json; found = json.load(open(".venv/lock.json"))["install"]; print("\n".join(sorted( \
 		"{name}=={version} --hash=sha256:".format(**one["metadata"]) + one["download_info"]["archive_info"]["hashes"]["sha256"] \
 		for one in found if one["metadata"]["name"] != "vitascope")))' > requirements.lock
@@ -49,5 +49,5 @@ lock: .venv/tests-ready
 # The peers (timm, transformers, torchvision) are what tests/peers compares with.
 .venv/tests-ready: .venv/ready lessons/pyproject.toml
 	$(BIN)/python -m pip install --quiet "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[server,tensorboard,peers,onnx,openvino,parquet,heif,text,ray,s3,http]" --editable ./lessons
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable ".[server,tensorboard,peers,onnx,openvino,parquet,heif,text,page,ray,s3,http]" --editable ./lessons
 	touch $@

@@ -163,8 +163,7 @@ def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Tria
         minutes = (time.monotonic() - began) / 60
 
         def measured(module: nn.Module, images: ImageSet) -> Any:
-            names, precision = images.class_names, trainer.precision
-            engine = ModuleEngine(module, trainer.preprocess, names, trainer.device, precision)
+            engine = ModuleEngine(module, trainer.preprocess, images.truth, trainer.device, trainer.precision)
             return measure(engine, trainer.loader(images))
 
         model = trainer.trained.eval()

@@ -20,7 +20,6 @@ from conditions import Conditions
 from contest import positive
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
-from vitascope.deploy.page.browser import find_browser
 from vitascope.deploy.page.packing import rounded
 from vitascope.deploy.page.proof import (
     Computed,
@@ -52,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pictures", type=positive, default=200, help="at most")
     parser.add_argument("--browser", help="a Chromium, Chrome or Edge")
     arguments = parser.parse_args(argv)
-    program = find_browser(arguments.browser)
     conditions = Conditions.now()
     sources = open_data(arguments.data).measured.sources
     step = max(1, len(sources) // arguments.pictures)
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             held = rounded(model, weights)
             with tempfile.TemporaryDirectory() as folder:
                 done = vs.page(model, Path(folder) / "page.html", weights=weights, unproved=True)
-                [found], size = computed_in_browser(program, done.path, [(held, given)]), done.size
+                [found], size = computed_in_browser(arguments.browser, done.path, [(held, given)]), done.size
             also = model_outputs(held, given)
             rows.append(row(name, weights, size, found, held, own, also))
             note(" ".join(rows[-1]))

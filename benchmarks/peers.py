@@ -1,6 +1,6 @@
 """Import this before timm and transformers: torchvision, which both import, then imports with any torch.
 
-The work is that of tests/peers/conftest.py.
+The work is that of tests/torchvision_operators.py.
 """
 
 import importlib
@@ -8,4 +8,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-importlib.import_module("tests.peers.conftest")
+importlib.import_module("tests.torchvision_operators")

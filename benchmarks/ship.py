@@ -34,10 +34,10 @@ from tests.browser import tour
 from tests.test_walkthrough import redraw
 
 from vitascope.cli import main as vitascope
+from vitascope.data.measures import score_of
 from vitascope.data.samples import PHOTOS
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.evaluation.measure import Evaluation
-from vitascope.run.measures import score_of
 from vitascope.run.run import Run
 from vitascope.weights.builtin import DEFAULT, built_in
 from vitascope.weights.loading import from_pretrained, save_pretrained

@@ -302,7 +302,7 @@ def test_models_that_an_image_size_does_not_fit_are_named_with_the_reason(
     for name in list_models():
         assert ("left out" in lines[name]) == (name not in fits)
     assert "nearest: 238x238" in lines["vit_h14"]
-    assert "0x0" in error_line(["models", "--image-size", "0"], capsys)
+    assert "image_size must be at least 1, not 0" in error_line(["models", "--image-size", "0"], capsys)
 
 
 # --- a run, from training to explanation
@@ -585,8 +585,8 @@ def test_trained_model_is_not_advised_to_start_from_itself(
         (["train", "--resume", "nowhere"], "nowhere: not a run folder"),
         (["train", "--resume", "runs/tiny"], "has finished"),
         (["train", "--resume", "runs/tiny", "--data", "data"], "has finished"),  # as typed, not as stored
-        (["compare"], "a comparison takes 2 to 24 runs, not 0"),
-        (["compare", "runs/tiny", "runs/tiny/"], "runs/tiny is given more than once"),
+        (["compare"], "a comparison takes 2 to 24 different runs, not none"),
+        (["compare", "runs/tiny", "runs/tiny/"], "2 to 24 different runs, not runs/tiny, runs/tiny/"),
         (["compare", "runs/tiny", "data"], "data: not a run folder"),
         (["evaluate", "runs/tinny"], "nearest: runs/tiny"),
         (["evaluate", "runs/tiny/model"], "not a run folder with test images of its own: set data"),

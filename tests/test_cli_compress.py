@@ -56,7 +56,7 @@ def test_compress_merges_without_data(
         ([], "nothing to compress: give merge, heads or mlp_ratio"),
         (["--heads", "1"], "the model is not a run, whose images could be used: give data"),
         (["--heads", "9", "--data", "digits"], "the model has 2 heads, so 9 cannot be kept"),
-        (["--heads", "1", "--data", "digits", "--images", "0"], "number of images must be at least 1, not 0"),
+        (["--heads", "1", "--data", "digits", "--images", "0"], "num_images must be at least 1, not 0"),
         (["--merge", "-1"], "token_merging must be at least 0, not -1"),
         (["--merge", "2", "--data", "nowhere"], "nowhere: no such folder"),
     ],

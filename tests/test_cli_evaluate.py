@@ -5,9 +5,9 @@ import json
 import numpy as np
 
 from vitascope.cli.evaluate import evaluation_json, evaluation_lines
+from vitascope.data.label_measures import LabelScore
 from vitascope.data.targets import ClassSets
 from vitascope.evaluation.measure import Evaluation
-from vitascope.run.label_measures import LabelScore
 
 
 def evaluation(N: int = 60) -> Evaluation:

@@ -14,7 +14,7 @@ from tests.text import write_clip
 from vitascope.cli import main
 from vitascope.predict.engine import TorchEngine
 
-pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitascope as vs
 from tests import forked
-from tests.browser import browser_path
+from tests.browser import HAS_BROWSER
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
 from tests.stores import Store
@@ -110,7 +110,7 @@ def readers_folder(tmp_path: Path, shallow_built_in: Path, monkeypatch: pytest.M
     (folder / "pets").mkdir()
     for photo in (folder / "photos").rglob("*.jpg"):
         shutil.copy(photo, folder / "pets" / f"{photo.parent.name}_{photo.name}")
-    if find_spec("tokenizers") is not None:
+    if find_spec("transformers") is not None:
         write_clip(folder / "clip")
     (folder / "decisions.csv").write_text("image,content,decision,label\n")  # that the page of an audit saves
     monkeypatch.chdir(folder)
@@ -268,7 +268,7 @@ def test_page_runs_from_top_to_bottom(
     if "from datasets import" in text:
         pytest.importorskip("datasets", reason="datasets is not installed (vitascope[datasets])")
     if "vs.zero_shot" in text:
-        pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+        pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
     monkeypatch.setattr(on_ray, "connected", lambda address: nullcontext())
     here = lambda loop, parts, task, wanted: parts.compute(task, loop.engine, wanted)  # noqa: E731
     monkeypatch.setattr(on_ray.RayLoop, "__call__", here)  # tests/predict/test_on_ray.py starts a Ray
@@ -293,7 +293,7 @@ def test_page_runs_from_top_to_bottom(
                 curl(step, served)
             elif program == "vitascope" and "s3://" in step and bucket is None:
                 continue  # s3fs or moto is not installed
-            elif step.startswith("vitascope page") and browser_path() is None:
+            elif step.startswith("vitascope page") and not HAS_BROWSER:
                 continue
             elif program == "vitascope":
                 if bucket is not None:

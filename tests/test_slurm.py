@@ -59,7 +59,7 @@ def test_torchrun_and_vitascope_take_the_options_of_the_script(tmp_path: Path, r
     if requeued:
         assert request.resume == str(run)
     else:
-        named = {"data": str(data), "run": str(run), "streams": 3, "parallel": "hsdp", "compile": "on"}
+        named = {"data": str(data), "run": str(run), "streams": 3, "parallel": "fsdp", "compile": "on"}
         assert request.training.items() >= named.items()
 
 

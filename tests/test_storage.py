@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import fork
+from vitascope import storage
 from vitascope.errors import UserError
 from vitascope.storage import (
     WriteError,
@@ -234,3 +236,33 @@ def test_written_files_follow_the_umask_whatever_wrote_them(
         assert os.umask(before) == mask
     assert (tmp_path / "made").stat().st_mode & 0o777 == folder
     assert (tmp_path / "made" / "model.safetensors").stat().st_mode & 0o777 == file
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+def test_a_process_that_another_thread_forks_while_a_lock_is_opened_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register, opened = storage.register_after_fork, threading.Event()
+
+    def slowly(*given: object) -> None:
+        opened.set()
+        time.sleep(0.3)
+        register(*given)
+
+    def hold_it() -> None:
+        with storage.locked(tmp_path / "lock", wait=True):
+            pass
+
+    monkeypatch.setattr(storage, "register_after_fork", slowly)
+    thread = threading.Thread(target=hold_it)
+    thread.start()
+    opened.wait()
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    thread.join()
+    try:
+        with storage.locked(tmp_path / "lock"):  # an error if the child holds it
+            assert child.is_alive()
+    finally:
+        child.kill()
+        child.join()

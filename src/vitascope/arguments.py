@@ -150,6 +150,8 @@ def has_type(value: object, kind: Any) -> bool:
         return value in args
     if origin is tuple:
         return _is_tuple(value, args)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(has_type(part, args[1]) for part in value.values())
     if kind is float:
         return isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
     if kind is int:

@@ -1,4 +1,4 @@
-"""JSON and YAML as our files have them: plain values and finite numbers, of bounded size and nesting.
+"""JSON and YAML as our files have them: plain values and finite numbers.
 
 A file may be damaged, edited by hand or hostile. What the standard readers accept beyond our needs (NaN,
 numbers that no float holds, references between values, tags that name types) is a ValueError here.
@@ -14,11 +14,6 @@ from typing import Any
 
 import yaml
 
-MAX_YAML, MAX_VALUES = 1 << 20, 1 << 15
-"""Characters of a YAML file, and the names and values in it: a `config.yaml` may name tens of thousands of
-columns or classes. As many values take two seconds to read."""
-MAX_NESTING = 4
-"""Levels of a YAML file: the options, a list, a pair in it, its numbers."""
 MAX_DIGITS = 300
 """Digits of an integer: one with more is larger than any float."""
 
@@ -62,42 +57,32 @@ _JSON = json.JSONDecoder(
 def read_yaml(path: str | os.PathLike[str]) -> Any:
     """The value of a YAML file; an OSError, or a ValueError with the reason in one line."""
     with open(path, encoding="utf-8") as file:
-        return parse_yaml(file.read(MAX_YAML + 1))
-
-
-def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; a ValueError with the reason in one line."""
-    if len(text) > MAX_YAML:
-        raise ValueError(f"it has more than {MAX_YAML:,} characters")
+        text = file.read()
     try:
-        _check_events(text)
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError) as error:  # of tags such as !!int
         raise ValueError(_in_one_line(error)) from error
     _check_plain(value)
     return value
 
 
-def _in_one_line(error: yaml.YAMLError) -> str:
+def _in_one_line(error: Exception) -> str:
     """A fault of YAML and its line; the library's own text has several lines."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return " ".join(str(error).split())
 
 
-def _check_events(text: str) -> None:
-    """Reject references, of which a few bytes stand for gigabytes, tags, which lead to faults in the library,
-    deep nesting, and many values."""
-    level = 0
-    for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
-        if number > MAX_VALUES:
-            raise ValueError(f"it has more than {MAX_VALUES:,} names and values")
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        refers = getattr(event, "anchor", None) is not None or getattr(event, "tag", None) is not None
-        if refers or level >= MAX_NESTING:
-            assert event.start_mark is not None
-            fault = "references (& and *) and tags (!) are not read" if refers else "it is nested too deeply"
-            raise ValueError(f"line {event.start_mark.line + 1}: {fault}")
+class _Loader(yaml.SafeLoader):
+    """A safe loader without references between values, of which a few bytes stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            place = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="references (& and *) are not read", problem_mark=place)
+        return super().compose_node(parent, index)
 
 
 def _check_plain(value: object) -> None:

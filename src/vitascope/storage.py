@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -10,11 +11,12 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.util import register_after_fork
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import lock_descriptor
 
@@ -120,10 +122,9 @@ def temporary_folder(place: Path) -> Iterator[Path]:
             if lock_descriptor(file.fileno(), blocking=False):
                 shutil.rmtree(left.parent, ignore_errors=True)
     temporary = tempfile.TemporaryDirectory(prefix=_ASIDE, dir=place)
-    with temporary as folder, open(Path(folder) / _LOCK, "w") as file:
-        register_after_fork(file, type(file).close)  # a worker that outlives this process
+    with temporary as folder, _lock_file(Path(folder) / _LOCK) as descriptor:
         with suppress(OSError):  # no locks here: nothing is ever removed by others
-            lock_descriptor(file.fileno(), blocking=True)
+            lock_descriptor(descriptor, blocking=True)
         files = Path(folder) / "files"
         files.mkdir(parents=True)  # another process may have been faster to lock, and to remove
         yield files
@@ -185,41 +186,67 @@ def write_json(path: Path, values: Mapping[str, Any]) -> Path:
 @contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock file `path`, made if absent, as the only process; the system releases it at the end.
-    Where another process holds it, `wait`, or raise a UserError that names the holder (not on Windows)."""
-    try:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below, and in workers
-    except OSError as error:
-        raise WriteError(f"{path.parent}: cannot be written: {error.strerror}") from error
-    with file:
-        hold(file, path.parent, wait=wait, named=True)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+    Where another process holds it, `wait`, or raise a UserError that names the holder (not on Windows).
+    Without locks in the file system, warn."""
+    with _lock_file(path) as descriptor:
+        try:
+            if not lock_descriptor(descriptor, blocking=wait):
+                raise UserError(
+                    f"{path.parent} is in use by {_holder(path)}; wait until it is done, or stop it"
+                )
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            reason = f"cannot be locked ({error.strerror}): start no second process there"
+            print(f"vitascope: {path.parent} {reason}", file=sys.stderr)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 
-def hold(file: IO[Any], path: Path, *, wait: bool = False, named: bool = False) -> None:
-    """Lock a file, open for reading and writing, until it is closed or the process ends; without locks in the
-    file system, warn. `path` stands in messages; a `named` file contains the name of its holder."""
-    register_after_fork(file, type(file).close)  # a worker that outlives a killed process must not hold it
+_OPENING = threading.Lock()
+"""Held while a file is opened and its end in forked processes is registered: a process that another thread
+forks in between, such as one that reads images, would keep the lock of the file as long as it lives."""
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(
+        before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_OPENING.release
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class _Descriptor:
+    """An open file without a buffer, whose lock another thread may hold when a process is forked."""
+
+    number: int
+    """-1 once it is closed: the number may be that of another file then."""
+
+    def close(self) -> None:
+        """Close it, also in a forked process."""
+        if self.number >= 0:
+            os.close(self.number)
+        self.number = -1
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
+    """The descriptor of a file, made if absent, that forked processes close."""
     try:
-        if not lock_descriptor(file.fileno(), blocking=wait):
-            holder = _holder(file) if named else "another process"
-            raise UserError(f"{path} is in use by {holder}; wait until it is done, or stop it")
+        with _OPENING:
+            file = _Descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666))
+            register_after_fork(file, _Descriptor.close)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        print(
-            f"vitascope: {path} cannot be locked ({error.strerror}): start no second process there",
-            file=sys.stderr,
-        )
+        raise WriteError(f"{path.parent}: cannot be written: {error.strerror}") from error
+    try:
+        yield file.number
+    finally:
+        with _OPENING:
+            file.close()
 
 
-def _holder(file: IO[Any]) -> str:
+def _holder(path: Path) -> str:
     """The process that holds a lock file; Windows lets no other process read a locked part."""
-    with suppress(PermissionError):
-        file.seek(0)
-        return file.read(200).strip() or "another process"
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8")[:200].strip() or "another process"
     return "another process"
 
 

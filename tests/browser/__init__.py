@@ -1,6 +1,6 @@
 """The attention explorer in a real browser: needs Playwright and a Chromium, and is skipped without them.
 
-pip install playwright
+pip install 'vitascope[page]'
 pytest tests/browser
 python -m tests.browser.tour http://127.0.0.1:8000 --out pictures/
 """
@@ -10,16 +10,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+import pytest
+
+from vitascope.deploy.page.browser import NAMES
+
+HAS_BROWSER = find_spec("playwright") is not None and any(map(shutil.which, NAMES))
+needs_browser = pytest.mark.skipif(not HAS_BROWSER, reason="Playwright or a Chromium is not installed")
 PATIENCE = 120_000
 """Milliseconds for a model to answer, on a machine that is busy."""
-
-
-def browser_path() -> str | None:
-    """The path of an installed Chromium."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Visit:
@@ -85,17 +86,6 @@ class Visit:
     def text(self, selector: str) -> str:
         """The text of the first matching element."""
         return str(self.page.locator(selector).first.text_content()).strip()
-
-
-@contextmanager
-def launched(*flags: str) -> Iterator[Any]:
-    """Launch a browser. Until it is closed, `asyncio.run` does not work in this thread."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox", *flags])
-        yield browser
-        browser.close()
 
 
 @contextmanager

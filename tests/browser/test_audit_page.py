@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.browser import Visit, browser_path, launched, visiting
+from tests.browser import Visit, needs_browser, visiting
 from tests.data import write_tree
 from vitascope.auditing.finding import Finding
 from vitascope.auditing.page import write_audit_page
@@ -15,9 +15,9 @@ from vitascope.data.contents import content_of
 from vitascope.data.datasets import read_data
 from vitascope.data.decisions import Decisions
 from vitascope.data.targets import ClassSets
+from vitascope.deploy.page.browser import launched
 
-pytest.importorskip("playwright.sync_api", reason="the browser's tests need Playwright")
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="the browser's tests need a Chromium")
+pytestmark = needs_browser
 
 CAT, DOG = "cat", '<b>"dog", é;'
 FINDINGS = [

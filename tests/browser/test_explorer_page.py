@@ -18,12 +18,13 @@ import torch
 import uvicorn
 from PIL import Image
 
-from tests.browser import Visit, browser_path, launched, visiting
+from tests.browser import Visit, needs_browser, visiting
 from tests.data import noise, write_picture
 from tests.deploy.server.served import PATIENT
 from tests.explain import MODELS
 from tests.model import labelling_model, small_model, small_resnet
 from vitascope.data.preprocess import Framed, Preprocess
+from vitascope.deploy.page.browser import launched
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.page_content import samples_for
 from vitascope.deploy.server.settings import Settings
@@ -31,8 +32,7 @@ from vitascope.explain.attention import layer_attention
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import Engine, TorchEngine
 
-pytest.importorskip("playwright.sync_api", reason="the browser's tests need Playwright")
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="the browser's tests need a Chromium")
+pytestmark = needs_browser
 
 NAMES = ("<img src=x onerror=alert(1)>", "</script><b>bold</b>", "cat", "'dog'", "名前")
 KINDS: dict[str, dict[str, Any]] = {
@@ -79,7 +79,7 @@ def serving(engine: Engine, token: str | None = None, beside: Engine | None = No
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
-        while not server.started or app.state.service.why_not_ready():
+        while not server.started or app.state.service.admission.why_not_ready():
             time.sleep(0.02)
         yield f"http://127.0.0.1:{port}/"
     finally:

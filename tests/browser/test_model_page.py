@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 
 import vitascope as vs
-from tests.browser import PATIENCE, Visit, browser_path, launched, visiting
+from tests.browser import PATIENCE, Visit, needs_browser, visiting
 from tests.data import noise, write_picture
 from tests.model import small_model
 from vitascope.deploy.page import page as page_module
+from vitascope.deploy.page.browser import launched
 from vitascope.deploy.page.document import START
 from vitascope.deploy.page.packing import packed
 from vitascope.deploy.page.page import PageResult
@@ -24,8 +25,7 @@ from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.weights.preprocess import preprocess_of
 
-pytest.importorskip("playwright.sync_api", reason="the browser's tests need Playwright")
-pytestmark = pytest.mark.skipif(browser_path() is None, reason="the browser's tests need a Chromium")
+pytestmark = needs_browser
 
 HOSTILE = ("</script><img src=x onerror=alert(1)>", "<!--", "a 'quoted' \"name\"", "名前")
 NAMES = (*HOSTILE, "cat", "dog", *(f"class {number}" for number in range(994)))

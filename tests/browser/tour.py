@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.browser import Visit, launched, visiting
+from tests.browser import Visit, visiting
+from vitascope.deploy.page.browser import launched
 
 PHONE = {
     "viewport": {"width": 390, "height": 844},

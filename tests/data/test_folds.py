@@ -17,11 +17,11 @@ from tests.probing.digits import DIGITS, PROPERTIES
 from tests.training import write_folder
 from vitascope.data.datasets import find_copies, open_data
 from vitascope.data.folds import Division, copies_across, division_of, splits_of_fold
+from vitascope.data.measures import wilson_interval
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Inventory, Splits
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.run.measures import wilson_interval
 
 
 def test_folds_have_equal_shares_of_each_class() -> None:

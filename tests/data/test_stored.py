@@ -15,7 +15,8 @@ from vitascope.data.formats.shard_index import MAX_BYTES
 from vitascope.data.formats.shards import open_shard
 from vitascope.data.pack import pack
 from vitascope.data.splits import Splits
-from vitascope.data.stored import StoredImage, hub_id, stored_images
+from vitascope.data.stored import StoredImage, stored_images
+from vitascope.data.stored_data import hub_id
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.remote.stores import StoreError

@@ -144,7 +144,7 @@ def test_name_without_owner_uses_the_tokens_owner(hub: Hub, model) -> None:
 
 def test_rejected_upload_reports_the_reason_and_advice(hub: Hub, model) -> None:
     hub.refuses = True
-    with pytest.raises(vs.UserError, match=r"me/insects: the hub did not accept the model: .*hf auth login"):
+    with pytest.raises(vs.UserError, match=r"me/insects: the model was not uploaded: .*hf auth login"):
         vs.push_to_hub(model, "me/insects")
 
 

@@ -18,9 +18,7 @@ from vitascope.evaluation.calibrate import KNOWN, calibrate, images_to_know
 from vitascope.evaluation.calibration import (
     SPREAD,
     Temperature,
-    as_logits,
     class_gaussians,
-    sharpened,
     sharpness,
 )
 from vitascope.model.heads import scale_logits
@@ -48,11 +46,11 @@ def drawn_sets(logits: np.ndarray) -> ClassSets:
 def test_sharpness_is_the_factor_of_the_highest_likelihood(off: float) -> None:
     targets = drawn(TRUE)
     given = softmax(off * TRUE, axis=1)
-    factor = sharpness(targets, as_logits(given, exclusive=True))
+    factor = sharpness(targets, targets.logits(given))
     assert factor == pytest.approx(1 / off, rel=0.15)
     rows = np.arange(2000), targets.labels
     found, wide, narrow = (
-        -np.log(sharpened(given, scale * factor, exclusive=True)[rows]).mean() for scale in (1, 1.05, 0.95)
+        -np.log(targets.sharpened(given, scale * factor)[rows]).mean() for scale in (1, 1.05, 0.95)
     )
     assert found <= min(wide, narrow)
 
@@ -99,7 +97,7 @@ def test_few_images_have_no_temperature_and_out_of_fold_answers_have_one() -> No
     few, found = Temperature.of(targets, logits), Temperature.of(targets, logits, out_of_fold=True)
     assert str(few).startswith("temperature 1: fitting one needs 100 validation images, or out-of-fold ans")
     assert "from 64 out-of-fold answers" in str(found)
-    sure = sharpened(np.exp(logits), 1 / found.values, exclusive=True)[0, 0]
+    sure = ClassIndices.sharpened(np.exp(logits), 1 / found.values)[0, 0]
     assert 0.65 < sure < 0.875
 
 
@@ -108,7 +106,7 @@ def test_the_sharpness_of_right_answers_stays_finite(scale: float) -> None:
     """Of 18 answers that are all right, which class scores of any scale gave."""
     targets = ClassIndices(np.arange(18) % 2, NAMES[:2])
     logits = scale * np.eye(2)[targets.labels] * np.random.default_rng(0).uniform(0.5, 1.5, (18, 1))
-    shares = sharpened(softmax(logits, axis=1), sharpness(targets, logits), exclusive=True)
+    shares = ClassIndices.sharpened(softmax(logits, axis=1), sharpness(targets, logits))
     confidence = shares[np.arange(18), targets.labels]
     assert scale == 0.01 or confidence.mean() == pytest.approx(19 / 20, abs=0.03)  # Laplace's rule
     assert confidence.max() < 0.99
@@ -116,9 +114,9 @@ def test_the_sharpness_of_right_answers_stays_finite(scale: float) -> None:
 
 def test_sharpened_probabilities_are_those_of_scaled_logits() -> None:
     np.testing.assert_allclose(
-        sharpened(softmax(TRUE, axis=1), 2.0, exclusive=True), np.exp(log_softmax(2 * TRUE, axis=1))
+        ClassIndices.sharpened(softmax(TRUE, axis=1), 2.0), np.exp(log_softmax(2 * TRUE, axis=1))
     )
-    np.testing.assert_allclose(sharpened(expit(TRUE), 2.0, exclusive=False), expit(2 * TRUE))
+    np.testing.assert_allclose(ClassSets.sharpened(expit(TRUE), 2.0), expit(2 * TRUE))
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
@@ -126,8 +124,8 @@ def test_sharpness_takes_certain_probabilities_and_changes_no_order(exclusive: b
     given = np.random.default_rng(0).dirichlet(np.ones(3), size=100)
     given[0], given[1] = np.eye(3)[0], np.eye(3)[1]
     targets = drawn(TRUE[:100]) if exclusive else drawn_sets(TRUE[:100])
-    factor = sharpness(targets, as_logits(given, exclusive=exclusive))
-    found = sharpened(given, factor, exclusive=exclusive)
+    factor = sharpness(targets, targets.logits(given))
+    found = targets.sharpened(given, factor)
     assert np.isfinite(found).all()
     assert 0 < factor < 1
     assert np.array_equal(found[2:].argsort(axis=1), given[2:].argsort(axis=1))

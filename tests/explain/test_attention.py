@@ -1,7 +1,6 @@
 """Attention of single layers, heads and patches, and attention layer by layer."""
 
 import itertools
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor
 from tests.explain import MODELS, heatmap, shares
 from tests.model import random_images, small_model
 from vitascope import explain
-from vitascope.errors import UserError
 from vitascope.explain.attention import (
     AttentionStream,
     head_maps,
@@ -87,14 +85,6 @@ def fails(module: Any, inputs: Any) -> None:
     raise AssertionError("a block runs that nothing needs")
 
 
-@pytest.mark.parametrize("method", [explain.attention, partial(patch_attention, patch=(0, 0))])
-@pytest.mark.parametrize("head", [2, -1])
-def test_missing_head_is_rejected_with_the_range(method: Any, head: int) -> None:
-    model = small_model()
-    with pytest.raises(UserError, match=rf"no head {head}: each layer has 2, 0 to 1"):
-        method(model, images_of(model), head=head)
-
-
 def test_model_that_attends_to_no_patch_has_a_map_of_zeros() -> None:
     model = small_model(num_registers=1)
     rows = torch.zeros(2, 18, 18)
@@ -148,13 +138,6 @@ def test_map_is_the_patchs_row_of_the_traced_weights(options: dict[str, Any]) ->
                     expected[k, m] = pair.mean() if head is None else pair[head]
             message = f"layer {layer}, head {head}, patch {(row, column)}"
             np.testing.assert_allclose(heat[image], expected / expected.max(), atol=1e-5, err_msg=message)
-
-
-@pytest.mark.parametrize("patch", [(2, 0), (-1, 0), (0, 6), (0, -1), (5, 1)])
-def test_missing_patch_is_rejected_with_rows_and_columns(patch: tuple[int, int]) -> None:
-    model = small_model(image_size=(16, 48))
-    with pytest.raises(UserError, match=r"no patch .*the grid is 2x6, rows 0 to 1 and columns 0 to 5"):
-        patch_attention(model, images_of(model, 2), patch)
 
 
 # --- streams

@@ -157,10 +157,13 @@ def test_unreadable_pictures_of_several_are_left_out_with_a_warning(caplog: pyte
     ("arguments", "message"),
     [
         ({"method": "guess"}, "unknown method 'guess'"),
-        ({"method": "heads"}, "heads explains pictures: give one$"),
-        ({"method": "rollout"}, "rollout explains pictures: give one or more"),
-        ({"method": "heads", "pictures": PICTURES}, "heads explains one picture, not 2"),
-        ({"method": "filters", "pictures": PICTURES}, "filters shows the model alone"),
+        ({"method": "heads"}, "heads is of one picture: not 0"),
+        ({"method": "rollout"}, "rollout is of one picture or more: not 0"),
+        ({"method": "heads", "pictures": PICTURES}, "heads is of one picture: not 2"),
+        (
+            {"method": "filters", "pictures": PICTURES},
+            "filters is of the model alone: leave out the pictures",
+        ),
         ({"method": "features", "pictures": PICTURES, "head": 0}, "head does not apply to features"),
         ({"method": "filters", "target": 1}, "target does not apply to filters"),
     ],

@@ -109,7 +109,7 @@ def test_a_model_without_preprocessing_reads_no_pictures_and_is_not_saved(tmp_pa
 
 
 def test_empty_list_of_pictures_is_rejected() -> None:
-    with pytest.raises(UserError, match="no pictures: give at least one"):
+    with pytest.raises(UserError, match="no images: give at least one"):
         explain.rollout(model_with_preprocess(), [])
 
 

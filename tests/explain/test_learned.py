@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.explain import MODELS
-from tests.model import VARIANTS, random_images, small_model, small_resnet
+from tests.model import VARIANTS, random_images, small_model
 from vitascope.errors import UserError
 from vitascope.explain import learned
 from vitascope.explain.attention import AttentionStream, head_maps
@@ -180,11 +180,6 @@ def test_only_one_layer_of_weights_is_in_memory(
     assert len(seen) == 5
 
 
-def test_no_images_are_rejected() -> None:
-    with pytest.raises(UserError, match="give at least one"):
-        attention_distance(small_model(), random_images(0, 3, 32, 32))
-
-
 # --- positions
 
 
@@ -256,22 +251,10 @@ def test_zero_embedding_has_zero_similarity() -> None:
     assert similarity[0, 0, 0, 0].item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("positions", "why"),
-    [
-        ("none", "no positions at all"),
-        ("relative", "add a number per offset to the attention scores"),
-        ("rotary", "rotate queries and keys"),
-    ],
-)
-def test_positions_that_add_nothing_are_rejected_and_explained(positions: str, why: str) -> None:
-    with pytest.raises(UserError, match=f"{why}.*no position embeddings to compare; .*learned"):
+@pytest.mark.parametrize("positions", ["none", "relative", "rotary"])
+def test_positions_that_add_nothing_are_rejected(positions: str) -> None:
+    with pytest.raises(UserError, match=f"'{positions}' add nothing.*no position embeddings to compare"):
         position_similarity(small_model(positions=positions))
-
-
-def test_positions_of_a_resnet_are_rejected() -> None:
-    with pytest.raises(UserError, match="a ResNet has no position embeddings"):
-        position_similarity(small_resnet())
 
 
 # --- filters
@@ -313,27 +296,10 @@ def test_components_are_the_directions_in_which_filters_differ_most(
         assert filters.shares.sum().item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("count", [0, -3])
-def test_count_below_one_is_rejected(count: int) -> None:
-    with pytest.raises(UserError, match=f"at least 1, not {count}"):
-        patch_filters(small_model(), count)
-
-
-def test_identical_filters_are_rejected() -> None:
-    model = small_model()
-    assert isinstance(model.patch_embedding, ConvPatches)
-    with torch.no_grad():
-        model.patch_embedding.weight.fill_(0.3)
-    with pytest.raises(UserError, match="the 16 filters of this patch embedding are all equal"):
-        patch_filters(model)
-
-
 def test_stems_that_do_not_embed_pixels_are_rejected() -> None:
     for stem in ("resnet", "tokenizer"):
         with pytest.raises(UserError, match=f"the stem '{stem}' embeds patches of a feature map"):
             patch_filters(small_model(**VARIANTS[stem]))
-    with pytest.raises(UserError, match="a ResNet has no patch embedding"):
-        patch_filters(small_resnet())
 
 
 # --- features
@@ -376,11 +342,6 @@ def test_colours_are_the_scores_of_the_first_three_components(
 def test_identical_patches_are_grey() -> None:
     model = small_model(positions="none")
     assert torch.equal(feature_colours(model, torch.ones(2, 3, 32, 32)), torch.full((2, 4, 4, 3), 0.5))
-
-
-def test_features_of_no_images_are_rejected() -> None:
-    with pytest.raises(UserError, match="give at least one"):
-        feature_colours(small_model(), random_images(0, 3, 32, 32))
 
 
 def test_features_that_are_not_finite_are_rejected() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.explain import MODELS
-from tests.model import random_images, small_model, small_resnet
+from tests.model import random_images, small_model
 from vitascope import explain
 from vitascope.errors import UserError
 from vitascope.model.ensemble import Ensemble
@@ -79,8 +79,7 @@ def test_what_has_no_lens_is_rejected_in_one_line() -> None:
     images = random_images(1, 3, 32, 32)
     model = small_model()
     for other, message in (
-        (small_resnet(), "the lens reads the tokens of a Vision Transformer, not of a ResNet"),
-        (Ensemble.of([model, model]), "the lens .*, not of an ensemble of 2 models"),
+        (Ensemble.of([model, model]), "an ensemble of 2 models has no attention and no tokens"),
         (small_model(head="none"), "this model has no head for classes"),
     ):
         with pytest.raises(UserError, match=f"^{message}"):
@@ -88,7 +87,7 @@ def test_what_has_no_lens_is_rejected_in_one_line() -> None:
     for target, message in (
         (9, "no class 9; the model has 5, 0 to 4"),
         ([1, 2], "2 classes for 1 images"),
-        (explain.FeatureCosine(torch.ones(1, 16)), "the lens reads classes"),
+        (explain.FeatureCosine(torch.ones(1, 16)), "not a FeatureCosine"),
     ):
         with pytest.raises(UserError, match=message):
             explain.lens(model, images, target)

@@ -13,8 +13,8 @@ from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
 from vitascope import explain
 from vitascope.errors import UserError
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, check_settings, methods_for
-from vitascope.explain.targets import ClassScore, FeatureCosine
+from vitascope.explain.methods import DEFAULT_METHOD, METHODS, Method, methods_for
+from vitascope.explain.targets import ClassDifference, ClassScore, FeatureCosine
 
 
 def test_heatmap_equals_the_methods_with_its_settings() -> None:
@@ -44,12 +44,6 @@ def test_numbers_of_integrated_gradients_before_scaling_sum_to_the_change_of_the
     torch.testing.assert_close(raw.sum(dim=(1, 2)), change, atol=1e-3, rtol=1e-2)
 
 
-def test_classes_of_numpy_are_a_target() -> None:
-    model, images = small_model(), random_images(2, 3, 32, 32)
-    of_numpy = explain.heatmap(model, images, "grad-cam", np.array([1, 2]))
-    assert torch.equal(of_numpy, explain.heatmap(model, images, "grad-cam", [1, 2]))
-
-
 def test_default_method_is_the_same_everywhere() -> None:
     model, images = small_model(), random_images(1, 3, 32, 32)
     assert torch.equal(explain.heatmap(model, images), METHODS[DEFAULT_METHOD](model, images))
@@ -67,11 +61,6 @@ def test_default_method_is_the_same_everywhere() -> None:
 def test_unknown_methods_and_settings_are_rejected(method: str, settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         explain.heatmap(small_model(), random_images(1, 3, 32, 32), method, **settings)
-
-
-def test_error_names_other_methods_that_have_the_setting() -> None:
-    with pytest.raises(UserError, match="patch does not apply to rollout, only to one-patch"):
-        check_settings("rollout", ["patch"], {"one-patch": ["patch"]})
 
 
 def test_methods_suit_the_model_and_the_target() -> None:
@@ -103,6 +92,8 @@ VIEWS: dict[str, Callable[..., Tensor]] = {
 }
 EXPLAINING = {name: method for name, method in METHODS.items() if method.has_target}
 CLASSES = [4, 0, 2]
+OF_LAYERS = ("attention", "patch attention", "grad-cam", "feature colours")
+NO_LAYERS = ((0, 0), (-1, 2), (1, 4), (2, 1))
 
 of_every_view = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 of_every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -177,17 +168,74 @@ def test_half_precision_model_has_float32_results(view: Callable[..., Tensor]) -
         assert np.corrcoef(result.flatten(), expected.flatten())[0, 1] > 0.97
 
 
-@pytest.mark.parametrize("name", [name for name in VIEWS if name not in METHODS or METHODS[name].attends])
-def test_views_of_attention_reject_a_resnet(name: str) -> None:
-    with pytest.raises(UserError, match="a ResNet has no"):
-        VIEWS[name](small_resnet(), random_images(1, 3, 32, 32))
+OF_TOKENS = {
+    **{name: view for name, view in VIEWS.items() if name not in METHODS or METHODS[name].attends},
+    "lens": explain.lens,
+    "positions": lambda model, images: explain.position_similarity(model),
+    "filters": lambda model, images: explain.patch_filters(model),
+}
 
 
-@pytest.mark.parametrize("name", ["attention", "grad-cam", "patch attention", "feature colours"])
-@pytest.mark.parametrize("layer", [3, -4])
-def test_missing_layer_is_rejected_with_the_range(name: str, layer: int) -> None:
-    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2"):
-        VIEWS[name](small_model(), random_images(1, 3, 32, 32), layer=layer)
+@pytest.mark.parametrize("view", OF_TOKENS.values(), ids=OF_TOKENS)
+def test_views_of_tokens_reject_a_resnet(view: Callable[..., Tensor]) -> None:
+    with pytest.raises(UserError, match="a ResNet has no attention and no tokens to show"):
+        view(small_resnet(), random_images(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        *((name, {"layer": 3}, "no layer 3: the model has 3, 0 to 2") for name in OF_LAYERS),
+        *((name, {"layer": -4}, "no layer -4: the model has 3, 0 to 2") for name in OF_LAYERS),
+        *((name, {"head": 2}, "no head 2: each layer has 2, 0 to 1") for name in OF_LAYERS[:2]),
+        *((name, {"head": -1}, "no head -1: each layer has 2, 0 to 1") for name in OF_LAYERS[:2]),
+        ("patch attention", {"patch": (4, 0)}, "no patch .*the grid is 4x4, rows 0 to 3 and columns 0 to 3"),
+        ("patch attention", {"patch": (0, -1)}, "no patch .*the grid is 4x4, rows 0 to 3 and columns 0 to 3"),
+        ("rollout", {"discard": 1.0}, r"discard must be in \[0, 1\)"),
+        ("rollout", {"fusion": "avg"}, "unknown fusion 'avg'; .*mean"),
+        ("occlusion", {"window": 5}, r"window must be in \[1, 4\], not 5"),
+        ("occlusion", {"window": 1.5}, "window must be a whole number, not 1.5"),
+        ("integrated-gradients", {"steps": 0}, "steps must be at least 1, not 0"),
+        ("integrated-gradients", {"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        *(("patching", {"layers": pair}, f"<= 3, not {pair[0]} and {pair[1]}") for pair in NO_LAYERS),
+    ],
+)
+def test_settings_that_do_not_fit_the_model_are_rejected(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        VIEWS[name](small_model(), random_images(1, 3, 32, 32), **settings)
+
+
+def test_what_needs_an_image_rejects_none() -> None:
+    for view in (explain.attention_distance, explain.feature_colours):
+        with pytest.raises(UserError, match="no images: give at least one"):
+            view(small_model(), random_images(0, 3, 32, 32))
+
+
+@of_every_explanation
+def test_difference_of_classes_is_the_class_of_a_head_that_subtracts(method: Method) -> None:
+    model, images = small_model(), random_images(3, 3, 32, 32)
+    difference = method(model, images, ClassDifference(torch.tensor(CLASSES), torch.tensor([1])))
+    with torch.no_grad():
+        for parameter in (model.head.weight, model.head.bias):
+            parameter[[0, 2, 3, 4]] -= parameter[1].clone()
+    torch.testing.assert_close(difference, method(model, images, CLASSES), atol=1e-3, rtol=0)
+
+
+@of_every_explanation
+@pytest.mark.parametrize("pool", ["cls", "mean", "cls_mean"])
+def test_likeness_is_the_class_of_a_head_of_cosines(method: Method, pool: str) -> None:
+    images, other = random_images(2, 3, 32, 32), random_images(1, 3, 32, 32, seed=7)
+    model, headless = small_model(pool=pool, head="cosine"), small_model(pool=pool, head="none")
+    headless.load_state_dict(
+        {name: values for name, values in model.state_dict().items() if "head" not in name}
+    )
+    features = headless.embed(other).detach()
+    with torch.no_grad():
+        model.head.classes[1] = features[0]
+    by_class = method(model, images, 1)
+    torch.testing.assert_close(method(headless, images, FeatureCosine(features)), by_class, atol=1e-3, rtol=0)
 
 
 @of_every_explanation

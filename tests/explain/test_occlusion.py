@@ -10,9 +10,7 @@ from torch import Tensor
 
 from tests.explain import MODELS
 from tests.model import random_images, small_model, small_resnet
-from vitascope.errors import UserError
 from vitascope.explain.occlusion import occlusion
-from vitascope.explain.targets import ClassDifference, FeatureCosine
 from vitascope.model.vision_model import VisionModel
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
@@ -99,31 +97,6 @@ def test_other_resolution_has_its_own_cells(build: Any, size: tuple[int, int]) -
     np.testing.assert_allclose(heat, directly(model, images, grid, 1, class_score([3, 3])), atol=1e-4)
 
 
-def test_difference_of_classes_is_explained() -> None:
-    model = small_model()
-    images = images_of(model)
-
-    def score(model: VisionModel, image: Tensor, index: int) -> float:
-        logits = outputs(model, image)
-        return float(logits[[4, 2][index]] - logits[0])
-
-    heat = occlusion(model, images, ClassDifference(torch.tensor([4, 2]), torch.tensor([0])))
-    np.testing.assert_allclose(heat, directly(model, images, (4, 4), 1, score), atol=1e-4)
-
-
-def test_similarity_is_explained_for_a_model_without_a_head() -> None:
-    model = small_model(head="none", distillation_token=True)
-    images = images_of(model)
-    features = model.embed(images.flip(0)).detach()
-
-    def score(model: VisionModel, image: Tensor, index: int) -> float:
-        one, other = outputs(model, image).numpy(), features[index].double().numpy()
-        return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-    heat = occlusion(model, images, FeatureCosine(features))
-    np.testing.assert_allclose(heat, directly(model, images, (4, 4), 1, score), atol=1e-4)
-
-
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_model_never_gets_more_images_than_the_batch_size(batch_size: int) -> None:
     model = small_model()
@@ -132,9 +105,3 @@ def test_model_never_gets_more_images_than_the_batch_size(batch_size: int) -> No
     occlusion(model, images_of(model, 5), batch_size=batch_size)
     assert max(given) == batch_size
     assert sum(given) == 5 + 5 * 16  # each image once, and once for each cell
-
-
-@pytest.mark.parametrize("window", [0, -1, 5, 1.5])
-def test_window_that_does_not_fit_the_grid_is_rejected(window: Any) -> None:
-    with pytest.raises(UserError, match=rf"window must be (a whole number|in \[1, 4\]), not {window}"):
-        occlusion(small_model(), random_images(1, 3, 32, 48), window=window)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.explain import MODELS
-from tests.model import random_images, small_model, small_resnet
-from vitascope.errors import UserError
+from tests.model import random_images, small_model
 from vitascope.explain.patching import patching
 from vitascope.explain.targets import ClassDifference
 from vitascope.model.vit import VisionTransformer
@@ -57,14 +56,3 @@ def test_blank_image_and_a_score_that_no_patch_changes_have_no_evidence() -> Non
     assert not patching(small_model(), torch.zeros_like(images)).any()
     same = ClassDifference(torch.tensor([1]), torch.tensor([1]))
     assert not patching(small_model(), images, same).any()
-
-
-@pytest.mark.parametrize("layers", [(0, 0), (-1, 2), (1, 4), (2, 1)])
-def test_layers_that_do_not_exist_are_rejected(layers: tuple[int, int]) -> None:
-    with pytest.raises(UserError, match=rf"0 <= first < end <= 3, not {layers[0]} and {layers[1]}"):
-        patching(small_model(), random_images(1, 3, 32, 32), layers=layers)
-
-
-def test_resnet_is_rejected() -> None:
-    with pytest.raises(UserError, match="a ResNet has no attention"):
-        patching(small_resnet(), random_images(1, 3, 32, 32))

@@ -55,6 +55,7 @@ def scores(target: TargetLike) -> list[float]:
         (ClassDifference(torch.tensor([4]), torch.tensor([0])), [9, -4, -4]),
         (ClassDifference(torch.tensor([4, 2, 0]), torch.tensor([1])), [8, 4, 1]),
         (ClassDifference(torch.tensor([1]), torch.tensor([4, 2, 0])), [-8, -4, -1]),
+        (ClassScore(torch.tensor([1], dtype=torch.int32)), [1, 4, 6]),
     ],
 )
 def test_score_is_of_the_requested_classes(target: Any, expected: list[float]) -> None:
@@ -119,24 +120,14 @@ def test_predicted_classes_hold_no_graph() -> None:
 @pytest.mark.parametrize("index", [5, -1, "5", 99])
 def test_class_number_out_of_range_is_rejected_with_the_range(index: int | str) -> None:
     for target in (index, [0, index, 1]):
-        with pytest.raises(UserError, match=rf"no class {index}; the model has 5, 0 to 4$"):
+        with pytest.raises(UserError, match=rf"no class {index!r}; the model has 5, 0 to 4$"):
             as_target(target, PLAIN, LOGITS)
     with pytest.raises(UserError, match=r"the model has 5, 0 to 4: cat, dog, tiger, horse, bird$"):
         as_target(index, NAMED, LOGITS)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        ClassScore(torch.tensor([7])),
-        ClassScore(torch.tensor([0, 7, 1])),
-        ClassDifference(torch.tensor([7]), torch.tensor([0])),
-        ClassDifference(torch.tensor([0]), torch.tensor([0, 1, 7])),
-    ],
-)
-def test_target_class_out_of_range_is_rejected_with_the_range(target: Target) -> None:
-    with pytest.raises(UserError, match="no class 7; the model has 5, 0 to 4"):
-        as_target(target, PLAIN, LOGITS)
+    valid, both = torch.tensor([0]), torch.tensor([0, int(index), 1])
+    for target in (ClassScore(both), ClassDifference(both, valid), ClassDifference(valid, both)):
+        with pytest.raises(UserError, match=rf"no class {int(index)}; the model has 5, 0 to 4"):
+            as_target(target, PLAIN, LOGITS)
 
 
 def test_unknown_class_name_is_rejected_with_the_nearest() -> None:
@@ -172,6 +163,9 @@ def test_numeric_class_names_take_precedence_over_class_numbers() -> None:
 def test_class_of_another_type_is_rejected(label: Any) -> None:
     with pytest.raises(UserError, match="a class is a whole number or a name, not "):
         as_target(label if isinstance(label, Tensor) else [label], PLAIN, LOGITS)
+    if isinstance(label, Tensor):
+        with pytest.raises(UserError, match="a class is a whole number or a name, not "):
+            as_target(ClassScore(label), PLAIN, LOGITS)
 
 
 @pytest.mark.parametrize(
@@ -189,21 +183,10 @@ def test_number_of_targets_must_equal_the_number_of_images(target: TargetLike, m
         as_target(target, PLAIN, LOGITS)
 
 
-@pytest.mark.parametrize(
-    "classes",
-    [torch.tensor(1), torch.tensor([[1]]), torch.tensor([1.0]), torch.tensor([1], dtype=torch.int32)],
-)
-def test_classes_of_a_target_must_be_one_dimensional_int64(classes: Tensor) -> None:
-    for target in (ClassScore(classes), ClassDifference(torch.tensor([1]), classes)):
-        with pytest.raises(UserError, match=r"must be int64 \(B,\) or \(1,\), not torch\."):
-            as_target(target, PLAIN, LOGITS)
-
-
 def test_features_of_a_wrong_shape_are_rejected() -> None:
-    with pytest.raises(UserError, match=r"features \(B, D\) from `model.embed`, not \(16,\)"):
-        as_target(FeatureCosine(torch.ones(16)), PLAIN, LOGITS)
-    with pytest.raises(UserError, match=r"features \(B, 16\) from `model.embed`, not \(1, 9\)"):
-        FeatureCosine(torch.ones(1, 9)).score(POOLED, LOGITS)
+    for shape in ((16,), (1, 9)):
+        with pytest.raises(UserError, match=r"features \(B, 16\) from `model.embed`, not"):
+            as_target(FeatureCosine(torch.ones(shape)), PLAIN, LOGITS)
 
 
 @pytest.mark.parametrize("head", ["none", "pre_logits"])

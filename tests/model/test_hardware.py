@@ -122,10 +122,6 @@ def test_auto_device_is_the_fastest_available(
     assert resolve_device("auto") == torch.device(expected)
 
 
-def test_an_available_device_is_used() -> None:
-    assert resolve_device("cpu") == CPU
-
-
 def test_an_unavailable_device_is_rejected_in_one_line() -> None:
     absent = ["nonsense", "", "cuda:99"]
     if not torch.cuda.is_available():

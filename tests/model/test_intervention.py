@@ -191,8 +191,6 @@ def test_patches_of_nested_contexts_are_off_together(pool: str) -> None:
         ({}, {"patches": [True]}, "no patch True"),
         ({}, {"layers": [True]}, "no layer True"),
         ({}, {"layers": 0}, "layers must be a list of a whole number, not 0"),
-        ({}, {"heads": [0]}, "heads are pairs of a layer and a head, not 0"),
-        ({}, {"heads": [(0, 1, 2)]}, "heads are pairs of a layer and a head, not"),
         ({"attention": "axial"}, {"patches": [1]}, "patches can be off where attention is global and no"),
         ({"token_merging": 2}, {"patches": [1]}, "patches can be off where attention is global and no"),
         ({"token_merging": 2}, {"layers": [1]}, "with token_merging no layer can be off"),

@@ -273,17 +273,10 @@ def test_a_trace_is_the_forward_pass_with_its_intermediates() -> None:
     assert torch.equal(model.features.stages[0](trace["root"]), trace["stage0"])
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), r"normalized floats, not torch.uint8"),
-        (torch.zeros(32, 3, 32), r"must be \(batch, 3, height, width\), not \(32, 3, 32\)"),
-        (torch.zeros(1, 1, 32, 32), r"must be \(batch, 3, height, width\), not \(1, 1, 32, 32\)"),
-    ],
-)
-def test_anything_but_a_batch_of_normalized_images_is_rejected(images: torch.Tensor, message: str) -> None:
+@pytest.mark.parametrize("images", [torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1, 1, 32, 32)])
+def test_anything_but_a_batch_of_normalized_images_is_rejected(images: torch.Tensor) -> None:
     for run in (small_resnet(), small_resnet().embed, small_resnet().trace):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"normalized floats \(batch, 3, height, width\)"):
             run(images)
 
 
@@ -323,8 +316,3 @@ def test_a_resnet_compiles_to_one_graph() -> None:
     model, images = randomize(features(1, 1, width=4)), random_images(2, 3, 30, 37)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images), model(images))
-
-
-def test_an_unknown_dialect_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"unknown dialect 'tim'; nearest: timm; it is one of jax, timm"):
-        features(1, dialect="tim")

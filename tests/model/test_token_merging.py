@@ -163,11 +163,6 @@ def test_options_that_exclude_merging_are_rejected(options: dict[str, Any], name
         small_config(token_merging=2, **options)
 
 
-def test_a_negative_number_of_merges_is_rejected() -> None:
-    with pytest.raises(UserError, match="token_merging must be at least 0, not -1"):
-        small_config(token_merging=-1)
-
-
 def test_every_kernel_weights_tokens_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = merging_model(5, pool="mean").double(), random_images(2, 3, 32, 32).double()
     answers, gradients = [], []

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from tests.model import random_images, small_model, small_resnet
+from tests.model import random_images, small_model
 from vitascope.errors import UserError
-from vitascope.model.ensemble import Ensemble
 from vitascope.model.trace import Trace
 
 NAMES = ["patch_embeddings", "embeddings", "block0", "block1", "block2", "features", "pooled", "logits"]
@@ -26,19 +25,6 @@ def test_intermediates_are_named_in_the_order_of_the_pass(pool: str, pooled: int
 def test_attention_is_kept_only_on_request() -> None:
     with pytest.raises(UserError, match=r"request them, model\.trace\(images, attention=True\)"):
         small_model().trace(random_images(1, 3, 32, 32)).attention  # noqa: B018
-
-
-def test_unknown_intermediate_is_named_with_the_nearest_one() -> None:
-    with pytest.raises(UserError, match="no intermediate 'blok1'; nearest: block1"):
-        small_model().trace(random_images(1, 3, 32, 32))["blok1"]
-
-
-def test_models_without_attention_of_their_own_say_so() -> None:
-    with pytest.raises(UserError, match="a ResNet has no attention"):
-        small_resnet().trace(random_images(1, 3, 32, 32), attention=True)
-    ensemble = Ensemble.of([small_model(), small_model()])
-    with pytest.raises(UserError, match=r"model\.members\[0\]\.trace"):
-        ensemble.trace(random_images(1, 3, 32, 32), attention=True)
 
 
 def test_attention_of_each_block_is_computed_from_its_input() -> None:

@@ -77,7 +77,7 @@ def test_too_few_images_have_no_sets_and_their_number_is_the_least_that_has() ->
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, float("nan"), -1.0])
 def test_a_coverage_is_a_share(rate: float) -> None:
-    with pytest.raises(UserError, match="coverage is a share between 0 and 1"):
+    with pytest.raises(UserError, match=r"coverage must be in \(0, 1\)"):
         PredictionSets.fitted(*answers(30, 2, 0)).limits(rate)
 
 

@@ -93,12 +93,12 @@ def test_dropout_follows_the_position_embedding_in_training_only() -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((2, 1, 32, 32), r"images must be \(batch, 3, height, width\), not \(2, 1, 32, 32\)"),
-        ((3, 32, 32), r"images must be \(batch, 3, height, width\), not \(3, 32, 32\)"),
-        ((2, 32, 32, 3), r"images must be \(batch, 3, height, width\), not \(2, 32, 32, 3\)"),
+        ((2, 1, 32, 32), r"floats \(batch, 3, height, width\).* not torch.float32 \(2, 1, 32, 32\)"),
+        ((3, 32, 32), r"not torch.float32 \(3, 32, 32\)"),
+        ((2, 32, 32, 3), r"not torch.float32 \(2, 32, 32, 3\)"),
         ((2, 3, 33, 32), "image 33x32 is not a multiple of patch 8; nearest: 32x32"),
         ((2, 3, 32, 45), "image 32x45 is not a multiple of patch 8; nearest: 32x48"),
-        ((2, 3, 0, 32), "image 0x32"),
+        ((2, 3, 0, 32), "image 0x32 is not a multiple of patch 8; nearest: 8x32"),
     ],
 )
 def test_images_of_a_wrong_shape_are_rejected_with_the_numbers(shape: tuple[int, ...], message: str) -> None:
@@ -106,13 +106,6 @@ def test_images_of_a_wrong_shape_are_rejected_with_the_numbers(shape: tuple[int,
     for run in (model, model.embed, model.forward_features, model.trace):
         with pytest.raises(UserError, match=message):
             run(torch.zeros(shape))
-
-
-@pytest.mark.parametrize("kind", ["integers", "booleans"])
-def test_raw_pixels_are_rejected(kind: str) -> None:
-    dtype = {"integers": torch.uint8, "booleans": torch.bool}[kind]
-    with pytest.raises(UserError, match=rf"images must be normalized floats, not {dtype}"):
-        small_model()(torch.zeros(1, 3, 32, 32, dtype=dtype))
 
 
 def test_windows_that_do_not_tile_an_image_are_rejected_with_the_numbers() -> None:
@@ -380,12 +373,6 @@ def test_blocks_after_the_last_layer_that_is_asked_for_are_not_run() -> None:
     assert ran == [0, 1]
 
 
-@pytest.mark.parametrize("layer", [3, -4])
-def test_intermediates_of_a_layer_that_does_not_exist_are_rejected(layer: int) -> None:
-    with pytest.raises(UserError, match=rf"no layer {layer}: the model has 3, 0 to 2 \(or -3 to -1\)"):
-        small_model().forward_intermediates(random_images(1, 3, 32, 32), [layer])
-
-
 def test_feature_map_has_each_patch_at_its_place() -> None:
     model = small_model(image_size=(24, 16), patch_size=8, num_registers=2).eval()
     images = torch.randn(2, 3, 24, 16)
@@ -413,14 +400,10 @@ def test_feature_maps_of_layers_are_the_patches_of_the_intermediates(norm: bool)
     [
         (np.zeros((1, 3, 32, 32), np.float32), "a tensor of normalized images, not ndarray"),
         ("photo.jpg", "not str: make it of a picture by model.preprocess.pixels"),
-        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), r"model\.preprocess\.normalize\(images\)"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), r"model\.preprocess\.normalize .* not torch.uint8"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.bool), "not torch.bool"),
     ],
 )
 def test_input_that_is_no_normalized_tensor_names_the_way_to_one(images: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_model()(images)
-
-
-def test_one_layer_is_given_as_a_list() -> None:
-    with pytest.raises(UserError, match=r"layers is a list of whole numbers: \[1\]"):
-        small_model().forward_intermediates(random_images(1, 3, 32, 32), 1)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""The text models of CLIP, SigLIP and SigLIP 2, and their tokenizers, are those of transformers."""
+"""Zero-shot classifiers of CLIP, SigLIP and SigLIP 2 have the logits of transformers."""
 
+import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,105 +13,38 @@ from PIL import Image
 
 import vitascope as vs
 from tests.text import clip_words, write_words
-from vitascope.text.tokenizer import canonical_text, read_tokenizer
-from vitascope.text.tower import read_tower
-from vitascope.weights.identification import open_source
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[peers])")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
 
-TEXTS = (
-    "a photo of a cat.",
-    "  A  Red\tPhoto, isn't it?  ",
-    "12 dogs & 3 Cats!",
-    "Ünïcode — naïve 犬",
-    "",
-    "cat dog " * 40,
-)
-TEXT = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3}
-VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-VISION |= {"image_size": 32, "patch_size": 8}
-CONTEXT = 12
+NAMES, PROMPTS = ["cat", "Dog", "Red photo, isn't it?"], ["a photo of a {}.", "the {}"]
+TEXTS = [prompt.format(name) for name in NAMES for prompt in PROMPTS]
+SIZES = {"intermediate_size": 40, "num_hidden_layers": 2}
+TEXT = {**SIZES, "hidden_size": 24, "num_attention_heads": 3}
+VISION = {**SIZES, "hidden_size": 32, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+CONTEXT = 24
 
 
-def perturbed(model: Any, seed: int = 0) -> Any:
-    """A model in float64 with random numbers added to every weight, also those that start at zero."""
-    generator = torch.Generator().manual_seed(seed)
+def perturbed(model: Any) -> Any:
+    """A model with random numbers added to every weight, also those that start at zero."""
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return model.double().eval()
+    return model.eval()
 
 
-def clip_model(eos: int, vocabulary: int, **options: Any) -> Any:
-    text = {**TEXT, "vocab_size": vocabulary, "max_position_embeddings": CONTEXT, "eos_token_id": eos}
-    config = transformers.CLIPConfig(
-        text_config=text | options, vision_config=VISION | options, projection_dim=20
-    )
-    return perturbed(transformers.CLIPModel(config))
-
-
-def siglip_model(vocabulary: int, **options: Any) -> Any:
-    text = {**TEXT, "vocab_size": vocabulary, "max_position_embeddings": CONTEXT, "projection_size": 32}
-    config = transformers.SiglipConfig(text_config=text | options, vision_config=VISION)
-    return perturbed(transformers.SiglipModel(config))
-
-
-def siglip2_model(vocabulary: int) -> Any:
-    text = {**TEXT, "vocab_size": vocabulary, "max_position_embeddings": CONTEXT, "projection_size": 32}
-    vision = {**{key: VISION[key] for key in VISION if key != "image_size"}, "num_patches": 16}
-    config = transformers.Siglip2Config(text_config=text, vision_config=vision)
-    return perturbed(transformers.Siglip2Model(config))
-
-
-MODELS = {
-    "clip": lambda: clip_model(89, 90),
-    "clip with the largest id": lambda: clip_model(2, 90),
-    "clip with gelu": lambda: clip_model(89, 90, hidden_act="gelu"),
-    "siglip": lambda: siglip_model(90),
-    "siglip with gelu": lambda: siglip_model(90, hidden_act="gelu"),
-    "siglip2": lambda: siglip2_model(90),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-@torch.no_grad()
-def test_vectors_of_texts_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    theirs = MODELS[name]()
-    theirs.save_pretrained(tmp_path)
-    tokens = torch.randint(3, 89, (5, CONTEXT), generator=torch.Generator().manual_seed(1))
-    tokens[torch.arange(5), torch.tensor([2, 5, 7, 11, 3])] = 89
-    ours = read_tower(open_source(tmp_path)).double()
-    # The file is read in float32: the same numbers in theirs.
-    again = type(theirs).from_pretrained(tmp_path, dtype=torch.float32).double().eval()
-    expected = again.get_text_features(input_ids=tokens).pooler_output
-    torch.testing.assert_close(ours(tokens), expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", MODELS)
-@torch.no_grad()
-def test_logits_of_images_and_texts_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    MODELS[name]().save_pretrained(tmp_path)
-    theirs = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32).double().eval()
-    tokens = torch.randint(3, 90, (5, CONTEXT), generator=torch.Generator().manual_seed(1))
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    tower, model = read_tower(open_source(tmp_path)).double(), vs.from_pretrained(tmp_path).double()
-    cosines = F.normalize(model(images), dim=1) @ F.normalize(tower(tokens), dim=1).T
-    logits = tower.scale.exp() * cosines + (0 if tower.bias is None else tower.bias)
-    seen: dict[str, Any] = {"pixel_values": images}
-    if name == "siglip2":  # whose processor cuts images into patches, with their channels last
-        patches = images.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).permute(0, 2, 4, 3, 5, 1)
-        seen = {"pixel_values": patches.flatten(3).flatten(1, 2)}
-        seen |= {"pixel_attention_mask": torch.ones(3, 16), "spatial_shapes": torch.full((3, 2), 4)}
-    expected = theirs(input_ids=tokens, **seen).logits_per_image
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
-
-
-def clip_with_tokenizer(folder: Path, whole: bool) -> Any:
-    """A CLIP of transformers with a tokenizer that their class writes, or with CLIP's two files."""
+def write_clip(folder: Path, largest: bool, whole: bool, act: str = "quick_gelu") -> Any:
+    """Write a CLIP with its tokenizer in `tokenizer.json`, or in CLIP's two files; `largest`: with the
+    `eos_token_id` 2 of old files, by which the token with the largest id is read."""
     vocabulary, merges = clip_words()
     pairs = [tuple(line.split()) for line in merges.splitlines()[1:]]
     tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=pairs, model_max_length=CONTEXT)
-    clip_model(len(vocabulary) - 1, len(vocabulary)).float().save_pretrained(folder)
+    text = {"vocab_size": len(vocabulary), "max_position_embeddings": CONTEXT, "hidden_act": act}
+    text |= {"bos_token_id": len(vocabulary) - 2, "eos_token_id": 2 if largest else len(vocabulary) - 1}
+    config = transformers.CLIPConfig(
+        text_config=TEXT | text, vision_config=VISION | {"hidden_act": act}, projection_dim=20
+    )
+    perturbed(transformers.CLIPModel(config)).save_pretrained(folder)
     if whole:
         tokenizer.save_pretrained(folder)
     else:
@@ -119,40 +52,55 @@ def clip_with_tokenizer(folder: Path, whole: bool) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["tokenizer.json", "vocab.json and merges.txt"])
-def test_tokens_of_clip_are_those_of_transformers(tmp_path: Path, whole: bool) -> None:
-    theirs = clip_with_tokenizer(tmp_path, whole)
-    source = open_source(tmp_path)
-    ours = read_tokenizer(source, read_tower(source).config)(TEXTS)
-    options = {"padding": "max_length", "truncation": True, "max_length": CONTEXT}
-    assert ours.tolist() == theirs(list(TEXTS), **options).input_ids
+def write_siglip(folder: Path, tokenizer: Any) -> None:
+    """Write a SigLIP with its tokenizer."""
+    text = {**TEXT, "vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT, "projection_size": 32}
+    config = transformers.SiglipConfig(text_config=text, vision_config=VISION)
+    perturbed(transformers.SiglipModel(config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
+def picture_and_pixels(model: Any, processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pixels of a picture by our preprocessing and by a processor, (1, 3, 32, 32) each."""
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (41, 60, 3), dtype=np.uint8))
+    ours = model.preprocess.normalize(torch.from_numpy(model.preprocess.pixels(picture))[None])
+    return ours, processor(picture, return_tensors="pt").pixel_values
+
+
+@pytest.mark.parametrize(
+    ("largest", "whole", "act"),
+    [(False, True, "quick_gelu"), (True, False, "quick_gelu"), (False, False, "gelu")],
+)
 @torch.no_grad()
-def test_zero_shot_clip_has_the_logits_of_transformers(tmp_path: Path) -> None:
-    tokenizer = clip_with_tokenizer(tmp_path, whole=True)
+def test_zero_shot_clip_has_the_logits_of_transformers(
+    tmp_path: Path, largest: bool, whole: bool, act: str
+) -> None:
+    tokenizer = write_clip(tmp_path, largest, whole, act)
     processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
     processor.save_pretrained(tmp_path)
     theirs = transformers.CLIPModel.from_pretrained(tmp_path).eval()
-    names = ["cat", "Dog", "red photo"]
-    prompts = ["a photo of a {}.", "the {}"]
-    ours = vs.zero_shot(tmp_path, names, prompts=prompts)
-    texts = [prompt.format(name) for name in names for prompt in prompts]
-    rng = np.random.default_rng(0)
-    picture = Image.fromarray(rng.integers(0, 256, (41, 60, 3), dtype=np.uint8))
-    pixels = processor(picture, return_tensors="pt").pixel_values
-    out = theirs(**tokenizer(texts, padding=True, return_tensors="pt"), pixel_values=pixels)
+    model = vs.zero_shot(tmp_path, NAMES, prompts=PROMPTS)
+    ours, pixels = picture_and_pixels(model, processor)
+    out = theirs(**tokenizer(TEXTS, padding=True, return_tensors="pt"), pixel_values=pixels)
     rows = F.normalize(out.text_embeds.unflatten(0, (3, 2)).mean(dim=1), dim=1)
     expected = theirs.logit_scale.exp() * out.image_embeds @ rows.T
-    torch.testing.assert_close(
-        ours(ours.preprocess.normalize(torch.from_numpy(ours.preprocess.pixels(picture)))[None]),
-        expected,
-        rtol=0,
-        atol=1e-5,
+    torch.testing.assert_close(model(ours), expected, rtol=0, atol=1e-5)
+
+
+def sentencepiece_tokenizer(folder: Path) -> Any:
+    """A small tokenizer of SigLIP."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts = ["a photo of a cat", "two dogs running, a red car", "the quick brown fox jumps over the lazy dog"]
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        **{"sentence_iterator": iter(texts * 20), "model_writer": content, "vocab_size": 34},
+        **{"eos_id": 0, "unk_id": 1, "pad_id": -1, "bos_id": -1, "minloglevel": 2},
     )
+    (folder / "trained.model").write_bytes(content.getvalue())
+    return transformers.SiglipTokenizer(str(folder / "trained.model"), model_max_length=CONTEXT)
 
 
-def gemma(folder: Path, **settings: Any) -> Any:
+def gemma(**settings: Any) -> Any:
     """A small tokenizer of SigLIP 2, trained on a few words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -164,83 +112,44 @@ def gemma(folder: Path, **settings: Any) -> Any:
     tokenizer.train_from_iterator(["a photo of a cat", "two dogs running, a red car"] * 5, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     merges = [tuple(pair) for pair in model["merges"]]
-    made = transformers.Siglip2Tokenizer(vocab=model["vocab"], merges=merges, **settings)
-    made.save_pretrained(folder)
-    return transformers.AutoTokenizer.from_pretrained(folder)
+    return transformers.Siglip2Tokenizer(vocab=model["vocab"], merges=merges, **settings)
 
 
-@pytest.mark.parametrize("settings", [{}, {"padding_side": "right"}, {"add_eos_token": True}])
-def test_tokens_of_siglip2_are_those_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
-    theirs = gemma(tmp_path, **settings)
-    siglip2_model(len(theirs)).float().save_pretrained(tmp_path)
-    source = open_source(tmp_path)
-    ours = read_tokenizer(source, read_tower(source).config)(TEXTS)
-    options = {"padding": "max_length", "truncation": True, "max_length": CONTEXT}
-    assert ours.tolist() == theirs(list(TEXTS), **options).input_ids
+TOKENIZERS = {
+    "sentencepiece": sentencepiece_tokenizer,
+    "gemma": lambda folder: gemma(),
+    "gemma, ended and padded right": lambda folder: gemma(padding_side="right", add_eos_token=True),
+}
 
 
-def unigram(folder: Path, *, adds_end: bool) -> Any:
-    """A small tokenizer of SigLIP, as its `tokenizer.json` has it: sentencepiece's unigrams."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    words = [
-        "▁a",
-        "▁photo",
-        "▁of",
-        "▁cat",
-        "▁red",
-        "▁it",
-        "isnt",
-        "s",
-        "▁",
-        *"abcdefghijklmnopqrstuvwxyz0123",
-    ]
-    pieces = [("</s>", 0.0), ("<unk>", 0.0), *((word, -float(index + 1)) for index, word in enumerate(words))]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.add_special_tokens(["</s>", "<unk>"])
-    if adds_end:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 0)]
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return tokenizer
-
-
-@pytest.mark.parametrize("adds_end", [True, False])
-def test_tokens_of_siglip_are_canonical_ended_and_padded(tmp_path: Path, adds_end: bool) -> None:
-    plain = unigram(tmp_path, adds_end=adds_end)
-    siglip_model(plain.get_vocab_size()).float().save_pretrained(tmp_path)
-    source = open_source(tmp_path)
-    ours = read_tokenizer(source, read_tower(source).config)(TEXTS).tolist()
-    assert len({len(row) for row in ours}) == 1
-    for text, row in zip(TEXTS, ours, strict=True):
-        ids = plain.encode(canonical_text(text), add_special_tokens=False).ids[: CONTEXT - 1]
-        assert row == [*ids, *[0] * (CONTEXT - len(ids))], text
-
-
-def test_canonical_texts_are_those_of_siglip() -> None:
-    module = pytest.importorskip("transformers.models.siglip.tokenization_siglip")
-    kind = module.SiglipTokenizer
-    stub = SimpleNamespace(
-        do_lower_case=True, remove_punctuation=lambda text: kind.remove_punctuation(None, text)
-    )
-    for text in (*TEXTS, "under_score", "“Quotes” – ¿dash?"):
-        assert canonical_text(text) == kind.canonicalize_text(stub, text)
-
-
-def test_zero_shot_siglip_has_a_sigmoid_for_each_class(tmp_path: Path) -> None:
-    plain = unigram(tmp_path, adds_end=True)
-    siglip_model(plain.get_vocab_size()).float().save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", TOKENIZERS)
+@torch.no_grad()
+def test_zero_shot_siglip_has_the_sigmoids_of_transformers(tmp_path: Path, name: str) -> None:
+    write_siglip(tmp_path, TOKENIZERS[name](tmp_path))
     theirs = transformers.SiglipModel.from_pretrained(tmp_path).eval()
-    model = vs.zero_shot(tmp_path, ["cat", "red photo"], prompts="{}")
-    images = torch.randn(2, 3, 32, 32)
-    ids = torch.tensor(
-        [row + [0] * (CONTEXT - len(row)) for row in (plain.encode(t).ids for t in ("cat", "red photo"))]
-    )
-    with torch.no_grad():
-        expected = theirs(input_ids=ids, pixel_values=images).logits_per_image
-        torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-5)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model, images = vs.zero_shot(tmp_path, NAMES, prompts="{}"), torch.randn(2, 3, 32, 32)
+    ids = tokenizer(NAMES, padding="max_length", max_length=CONTEXT, truncation=True, return_tensors="pt")
+    expected = theirs(input_ids=ids.input_ids, pixel_values=images).logits_per_image
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-5)
     assert model.config.outputs == "independent"
     assert vs.zero_shot(tmp_path, ["cat", "red"], outputs="exclusive").config.outputs == "exclusive"
+
+
+@torch.no_grad()
+def test_text_model_of_siglip2_is_that_of_transformers(tmp_path: Path) -> None:
+    tokenizer = gemma()
+    text = {**TEXT, "vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT, "projection_size": 32}
+    vision = {**{key: VISION[key] for key in VISION if key != "image_size"}, "num_patches": 16}
+    config = transformers.Siglip2Config(text_config=text, vision_config=vision)
+    theirs = perturbed(transformers.Siglip2Model(config))
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model, images = vs.zero_shot(tmp_path, NAMES, prompts="{}"), torch.randn(2, 3, 32, 32)
+    ids = tokenizer(NAMES, padding="max_length", max_length=CONTEXT, truncation=True, return_tensors="pt")
+    # Its processor cuts images into patches, with their channels last.
+    patches = images.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).permute(0, 2, 4, 3, 5, 1)
+    seen = {"pixel_values": patches.flatten(3).flatten(1, 2)}
+    seen |= {"pixel_attention_mask": torch.ones(2, 16), "spatial_shapes": torch.full((2, 2), 4)}
+    expected = theirs(input_ids=ids.input_ids, **seen).logits_per_image
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-5)

@@ -19,7 +19,7 @@ from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.timm_settings import settings
-from vitascope.weights.files import CheckpointError
+from vitascope.weights.files import CheckpointError, explaining_settings
 from vitascope.weights.mapping import Source, to_family
 from vitascope.weights.preprocess import default_preprocess
 
@@ -252,6 +252,7 @@ def test_invalid_settings_are_rejected_with_a_message(
     config[place[0]] = {**config[place[0]], place[1]: junk} if place[1:] and place[1] else junk
     source = dataclasses.replace(a_source, config=config)
     try:
-        TIMM.read_preprocess(source, TIMM.read_config(source))
+        with explaining_settings("timm"):  # as identify and load_source do
+            TIMM.read_preprocess(source, TIMM.read_config(source))
     except UserError as error:
         assert str(error)  # noqa: PT017 - most junk is rejected, some happens to be valid

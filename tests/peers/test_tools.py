@@ -20,7 +20,7 @@ from vitascope.explain.methods import METHODS, methods_for
 from vitascope.predict.engine import TorchEngine
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
-pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
+pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
 
 CLASSES = ("a cat", "a dog", "a red photo")
 SMALL = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 3}

@@ -245,7 +245,7 @@ def test_impossible_requests_are_one_line(photos: Path, options: dict, reason: s
 
 def test_file_that_does_not_say_how_it_was_made_is_rejected(photos: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "f.npz", image=["a"], split=["all"], feature=np.zeros((1, 2), np.float32), made="{}")
-    with pytest.raises(UserError, match=r"f\.npz: it does not say how its features were made"):
+    with pytest.raises(UserError, match=r"f\.npz: not a file of features of `vitascope embed`: "):
         vs.Embeddings.load(tmp_path / "f.npz")
 
 

@@ -92,7 +92,7 @@ def test_machine_without_ray_is_named_with_the_way_out(monkeypatch: pytest.Monke
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", none)
-    with pytest.raises(UserError, match="no Ray runs on this machine: start it"), connected("auto"):
+    with pytest.raises(UserError, match="Ray at auto: Could not find any running Ray"), connected("auto"):
         pass
 
 

@@ -80,13 +80,12 @@ def test_parts_have_all_images_in_order_and_whole_batches_and_become_larger_not_
     assert [image for part in range(len(parts)) for image in parts.texts(part)] == images
 
 
-def test_any_path_and_empty_labels_are_listed_but_for_a_nul(tmp_path: Path) -> None:
+def test_any_path_and_empty_labels_are_listed(tmp_path: Path) -> None:
     images = [("a\nb.png", "", "all"), (os.fsdecode(b"\xe9.png"), "\ud800;dog", "all"), ("日本.png", "", "")]
     assert listed(tmp_path, images).texts(0) == images
-    for images, message in ([], "no images"), ([("a\0b", "x")], "NUL"):
-        with pytest.raises(UserError, match=message):
-            listed(tmp_path / "out.jsonl.parts", images)
-        assert not job_exists(tmp_path / "out.jsonl")
+    with pytest.raises(UserError, match="no images"):
+        listed(tmp_path / "out.jsonl.parts", [])
+    assert not job_exists(tmp_path / "out.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
 from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.probing.classifiers import LogisticRegression
-from vitascope.probing.label_errors import Suspect, self_confidence, suspects
+from vitascope.probing.label_errors import Suspect, suspects
 from vitascope.probing.selection import out_of_fold
 
 SOME = drawn(0)[:500]
@@ -51,7 +51,7 @@ def test_a_classifier_that_is_never_sure_suspects_nothing() -> None:
 
 def test_self_confidence_is_the_probability_of_the_label_as_it_is() -> None:
     probabilities = np.array([[0.9, 0.1], [0.3, 0.7]])
-    one = self_confidence(ClassIndices(np.array([1, 1]), ("a", "b")), probabilities)
-    several = self_confidence(ClassSets(np.array([[True, True], [False, False]]), ("a", "b")), probabilities)
+    one = ClassIndices(np.array([1, 1]), ("a", "b")).self_confidence(probabilities)
+    several = ClassSets(np.array([[True, True], [False, False]]), ("a", "b")).self_confidence(probabilities)
     assert one.tolist() == [[0.1], [0.7]]
     assert several == pytest.approx(np.array([[0.9, 0.1], [0.7, 0.3]]))

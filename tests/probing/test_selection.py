@@ -5,10 +5,11 @@ import numpy.typing as npt
 import pytest
 
 from tests.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
+from vitascope.data.average_precision import mean_average_precision, paired_difference
 from vitascope.data.folds import Division
+from vitascope.data.measures import drop_interval, mcnemar
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.probing import selection
 from vitascope.probing.classifiers import ClassMeans, LeastSquares, LogisticRegression, Neighbors
 from vitascope.probing.selection import (
     Candidate,
@@ -16,8 +17,6 @@ from vitascope.probing.selection import (
     out_of_fold,
     select,
 )
-from vitascope.run.average_precision import mean_average_precision, paired_difference
-from vitascope.run.measures import drop_interval, mcnemar
 
 ORDER = drawn(0)
 TRAIN, TEST = ORDER[:200], ORDER[200:500]
@@ -135,13 +134,13 @@ def test_intervals_cover_the_accuracy_on_the_remaining_images() -> None:
 def test_settings_after_a_clear_fall_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """One neighbour is best, all images are as bad as a constant answer."""
     tried = []
-    measure = selection.quality
+    measure = ClassIndices.quality
 
     def counted(targets: ClassIndices, probabilities: npt.NDArray[np.floating]) -> float:
         tried.append(measure(targets, probabilities))
         return tried[-1]
 
-    monkeypatch.setattr(selection, "quality", counted)
+    monkeypatch.setattr(ClassIndices, "quality", counted)
     train, test = Division.of(DIGITS.take(TRAIN)), DIGITS.take(TEST)
     found = select(candidates()[1:], train, test, (Neighbors((1, 200, 2), temperature=100),))
     assert len(tried) == 2

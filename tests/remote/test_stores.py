@@ -239,14 +239,9 @@ def test_error_of_a_server_that_is_an_oserror_is_one_of_the_store(client: Failin
         upload(Path(__file__), "s3://bucket/a")
 
 
-def test_fault_in_our_code_keeps_its_type(client: FailingClient) -> None:
-    with pytest.raises(AttributeError, match="no attribute 'info'"):  # which this client lacks
-        upload(Path(__file__), "s3://bucket/a")
-
-
 @pytest.mark.parametrize("client", [TypeError("not a mapping")], indirect=True)
 def test_answer_that_a_library_does_not_understand_is_one_line(client: FailingClient) -> None:
-    with pytest.raises(StoreError, match=r"tests cannot read its answer \(TypeError: not a mapping\)"):
+    with pytest.raises(StoreError, match="does not answer as it should: not a mapping"):
         upload(Path(__file__), "s3://bucket/a")
 
 

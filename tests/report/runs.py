@@ -104,6 +104,8 @@ def _write(
         part = RecordedPart(("",) * len(contents), found.targets, np.array(contents, dtype=np.bytes_))
         empty = part.subset(np.arange(0))
         SplitRecord(classes, {"train": empty, "val": empty, split: part}).write(run.path / layout.SPLIT)
+        kept = {"weights": "best", "epoch": epochs, "reason": "they have the lowest validation loss"}
+        writer.record("kept", 5 * epochs, kept)
         test = {"split": split, "images": len(contents), "loss": loss, "seconds": 25.0}
         if task == "classify":
             run.save_predictions(found)

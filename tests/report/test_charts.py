@@ -47,7 +47,7 @@ def test_axis_of_a_perfect_accuracy_ends_at_100_percent() -> None:
     records = [record | {"train_accuracy": 1.0, "val_accuracy": 1.0} for record in epochs(3)]
     _, single = draw_curves(records, [], None).axes
     several = blank_figure(3, 3).subplots()
-    plot_runs(several, [Curve("run", "run", records, 0, "black", "-")], "accuracy", "epoch")
+    plot_runs(several, [Curve("run", records, 0, "black", "-")], "accuracy", "epoch")
     for axes in (single, several):
         assert [tick for tick in axes.get_yticks() if 1 < tick <= axes.get_ylim()[1]] == []
         assert axes.get_ylim()[1] > 1

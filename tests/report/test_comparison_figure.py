@@ -37,7 +37,7 @@ def test_text_and_figure_are_written_to_a_folder(two: list[Path], tmp_path: Path
 
 def test_without_a_place_nothing_is_written(two: list[Path], tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert repr(vs.compare(two)) == "RunComparison(one, two; best: one, two)"
+    assert repr(vs.compare(two)) == "RunComparison(one, two; best: one)"
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -108,7 +108,7 @@ def test_places_that_cannot_be_written_or_read_and_a_single_path_are_rejected(
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: cannot write there: a file, not a folder"):
         vs.compare(two, out=tmp_path / "file")
-    with pytest.raises(UserError, match="not 1"):
+    with pytest.raises(UserError, match="2 to 24 different runs"):
         vs.compare(str(two[0]))
     with pytest.raises(UserError, match="nowhere: not a run folder"):
         vs.compare([two[0], tmp_path / "nowhere"])

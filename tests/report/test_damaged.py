@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import yaml
 
@@ -67,36 +66,11 @@ def damaged_bytes(rng: random.Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def damaged_array(rng: random.Random, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array with another shape, dtype or value."""
-    changes: list[Callable[[], Any]] = [
-        lambda: np.atleast_1d(array)[:0],
-        lambda: array.reshape(1, -1),
-        lambda: np.concatenate([np.atleast_1d(array)] * 2),
-        lambda: np.atleast_1d(array)[::-1],
-        lambda: (
-            np.arange(array.size) if array.dtype.kind == "U" else array.astype(rng.choice(["U5", "c8", "?"]))
-        ),
-    ]
-    if rng.random() < 0.5:
-        return np.asarray(rng.choice(changes)())
-    others = {"U": TEXTS, "f": [*NUMBERS, -0.5, 1e9, float("nan"), float("inf")]}
-    values = array.ravel().tolist()
-    values[rng.randrange(len(values))] = rng.choice(others.get(array.dtype.kind, NUMBERS))
-    return np.array(values, dtype=None if array.dtype.kind == "U" else array.dtype).reshape(array.shape)
-
-
 def damage(rng: random.Random, path: Path) -> None:
     """Change a file of a run folder: its bytes, or what it contains."""
     content = path.read_bytes()
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 or path.suffix == ".npz":
         path.write_bytes(damaged_bytes(rng, content))
-    elif path.suffix == ".npz":
-        with np.load(path) as stored:
-            arrays = dict(stored)
-        name = rng.choice(list(arrays))
-        arrays[name] = damaged_array(rng, arrays[name])
-        np.savez(path, **arrays)
     elif path.suffix == ".yaml":
         path.write_text(yaml.dump(damaged_value(rng, yaml.safe_load(content))))
     else:
@@ -180,8 +154,8 @@ def test_a_run_that_predicted_nothing_is_reported_and_compared(good: Path, tmp_p
 def test_a_broken_configuration_is_not_taken_for_missing_images(good: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(good, tmp_path / "broken")
     (broken / "report.html").touch()
-    (broken / layout.CONFIG).write_text("task: &task classify\n")
+    (broken / layout.CONFIG).write_text("task: &task classify\ndata: *task\n")
     with pytest.raises(
-        vs.UserError, match=r"config\.yaml is broken: line 1: references \(& and \*\) .* are not read$"
+        vs.UserError, match=r"config\.yaml is broken: line 2: references \(& and \*\) are not read$"
     ):
         rewrite_report(vs.Run(broken))

@@ -14,6 +14,8 @@ from tests.explain.figures import assert_shows_something, coarse, drawn, texts
 from tests.model import law, small_model
 from tests.report import Reader, leave_empty
 from tests.report.runs import LABELLED, write_label_run
+from vitascope.data.average_precision import average_precision, precision_recall
+from vitascope.data.label_measures import LabelScore, mistake_confidences
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.explain import plots
@@ -22,8 +24,6 @@ from vitascope.report.charts import EXTREMES, draw_precision_recall, extreme_cla
 from vitascope.report.figures import draw_figures
 from vitascope.report.page import render
 from vitascope.report.write import write_report
-from vitascope.run.average_precision import average_precision, precision_recall
-from vitascope.run.label_measures import LabelScore, mistake_confidences
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.weights.preprocess import default_preprocess

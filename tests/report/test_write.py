@@ -19,12 +19,12 @@ from tests.report.runs import write_run
 from tests.training import tiny_config, write_folder
 from vitascope import explain
 from vitascope.cli import main
+from vitascope.data.measures import surest
 from vitascope.data.split_record import SplitRecord
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.report import classification, internals, overview, thumbnails, write
 from vitascope.report.write import write_report
-from vitascope.run.measures import surest
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.weights.loading import save_pretrained
@@ -323,7 +323,7 @@ def rejected(run: Path, capsys, *words: str) -> str:
 
 def test_existing_report_is_kept_if_the_data_are_missing(made, run, away, capsys) -> None:
     error = rejected(run, capsys)
-    for part in (f"{made / 'photos'}: no such folder", f"{run / 'report.html'} is kept", "as data"):
+    for part in (f"{made / 'photos'}: no such folder", f"remove {run / 'report.html'}", "as data"):
         assert part in error
 
 

@@ -53,15 +53,9 @@ def test_a_file_that_is_no_archive_is_rejected_without_mention_of_pickle(tmp_pat
 
 
 DAMAGED_CLASSES: list[tuple[dict[str, Any], str]] = [
-    ({"labels": np.array([0, 1, 2, 0, 1, 2, 3])}, "labels from 0 to 3 for 3 classes"),
-    ({"labels": np.array([0, 1, 2, 0, 1, 2, -1])}, "labels from -1 to 2 for 3 classes"),
     ({"labels": np.zeros(6, np.int64)}, r"labels of dtype int64 and shape \(6,\), not \(7\)"),
     ({"labels": np.zeros(7)}, "labels of dtype float64"),
-    ({"indices": np.array([0, 1, 2, 2, 5, 6, 9])}, "the indices do not ascend"),
-    ({"indices": np.arange(-1, 6)}, "the indices do not ascend"),
     ({"indices": np.arange(7)[:, None]}, "indices of dtype int64 and shape"),
-    ({"probabilities": np.full((7, 3), np.nan, np.float32)}, "probabilities outside of"),
-    ({"probabilities": np.full((7, 3), 5, np.float32)}, "probabilities outside of"),
     ({"probabilities": np.zeros((7, 2), np.float32)}, r"probabilities of .*, not \(7, 3\)"),
     ({"probabilities": np.zeros((7, 3), "U3")}, "probabilities of dtype <U3"),
     ({"class_names": np.arange(3)}, "class_names of dtype int64"),
@@ -71,10 +65,7 @@ DAMAGED_CLASSES: list[tuple[dict[str, Any], str]] = [
 DAMAGED_SETS: list[tuple[dict[str, Any], str]] = [
     ({"labels": np.zeros((7, 2), np.bool_)}, "labels of dtype bool"),
     ({"labels": np.zeros(7, np.bool_)}, r"labels of dtype bool and shape \(7,\), not \(7, 3\)"),
-    ({"labels": np.zeros(7, np.int64)}, "thresholds for images of one class"),
     ({"thresholds": np.array([0.5], np.float32)}, "thresholds of dtype"),
-    ({"thresholds": np.array([0.5, 1.5, 0.5])}, r"thresholds outside of \[0, 1\]"),
-    ({"thresholds": np.array([0.5, np.nan, 0.5], np.float32)}, r"thresholds outside of \[0, 1\]"),
 ]
 
 

@@ -60,11 +60,8 @@ def test_advice_for_a_better_start_depends_on_the_start(
 
 
 def test_a_configuration_that_is_written_can_be_read(tmp_path: Path) -> None:
-    columns = [f"label={','.join(f'label_{number:05}' for number in range(20_000))}"]
+    columns = 5 * [f"label={','.join(f'label_{number:05}' for number in range(20_000))}"]
     assert created(tmp_path / "wide", columns=columns).config["columns"] == columns
-    with pytest.raises(UserError, match=r"config\.yaml cannot keep these options: .* 1,048,576 characters"):
-        created(tmp_path / "wider", columns=5 * columns)
-    assert not (tmp_path / "wider").exists()
 
 
 def test_paths_in_the_configuration_are_valid_from_any_folder(
@@ -113,7 +110,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: [1\nb: 2\n", "is broken"),
         ("[1, 2]", "not the configuration of a run"),
         ("task: classify\n", "not the configuration of a run"),
-        (TASK + BOMB, r"config\.yaml is broken: line 4: references"),
+        (TASK + BOMB, r"config\.yaml is broken: line 5: references"),
         *(
             (TASK + line, rf"config\.yaml is broken: .*{line.partition(':')[0]} ")
             for line in ("task: other", "seed: -1", "seed: true", "data: 5", "weights: [1]")

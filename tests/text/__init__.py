@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import tests.torchvision_operators  # noqa: F401 - transformers imports torchvision where it is installed
+
 WIDTH, TEXT_WIDTH, SHARED, DEPTH, CONTEXT, SIDE = 16, 16, 12, 2, 12, 32
 MERGES = ("c a", "ca t</w>", "d o", "do g</w>", "p h", "ph o", "t o</w>", "pho to</w>", "r e", "re d</w>")
 
@@ -40,7 +42,7 @@ def write_clip(folder: Path, seed: int = 0) -> Path:
     config = {
         "model_type": "clip",
         "projection_dim": SHARED,
-        "text_config": {**text, "eos_token_id": tokens - 1},
+        "text_config": {**text, "bos_token_id": tokens - 2, "eos_token_id": tokens - 1},
         "vision_config": vision,
     }
     (folder / "config.json").write_text(json.dumps(config))

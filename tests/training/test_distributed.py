@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,12 +34,11 @@ from tests.training import (
 from tests.training.checkpoint import save_checkpoint
 from vitascope.cache import cache_folder
 from vitascope.errors import Interrupted, UserError
-from vitascope.options.groups import ExecutionOptions
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training import distributed, loop, optimizers, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
-from vitascope.training.distributed import Exchange, _meeting, gather, rank, sum_over_processes
+from vitascope.training.distributed import Exchange, _own_part, gather, rank, sum_over_processes
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that two processes get none. The rate
@@ -52,11 +52,12 @@ OF_WEIGHTS = dict.fromkeys(("image_size", "patch_size", "embed_dim", "depth", "n
 NO_KEY_BIAS: dict[str, Any] = {"model_options": {"qkv_bias": "no_key"}}
 KINDS: dict[str, dict[str, Any]] = {
     "mixed": {
-        **{"optimizer": "muon", "accumulate": 2, "class_weights": "balanced", "repeats": 3, "mixup": 0.8},
-        **{"cutmix": 1.0, "randaugment": 2, "erase": 0.5},
+        **{"accumulate": 2, "class_weights": "balanced", "repeats": 3, "mixup": 0.8, "cutmix": 1.0},
+        **{"randaugment": 2, "erase": 0.5},
         **NO_KEY_BIAS,
     },
-    "few": {"data": "few", "mixup": 0.8, "optimizer": "muon", **NO_KEY_BIAS},  # 3 images for 4 processes
+    "muon": {"optimizer": "muon", **NO_KEY_BIAS},
+    "few": {"data": "few", "mixup": 0.8, **NO_KEY_BIAS},  # 3 images for 4 processes
     "mae": {
         **{"task": "masked", "target": "mae", "decoder_dim": 32, "decoder_depth": 1, "patch_size": 4},
         **{"lr": 1e-4, **NO_KEY_BIAS},
@@ -69,13 +70,8 @@ KINDS: dict[str, dict[str, Any]] = {
     # No epoch improves on the first: it stops after the second.
     "patient": {"lr": 1e-30, "ema": 0.0, "epochs": 5, "patience": 1},
 }
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "ddp": {"parallel": "ddp"},
-    "fsdp": {"parallel": "fsdp"},
-    "hsdp": {"parallel": "hsdp", "shard_size": 2},
-}
 # Those of "mixed" by ddp and fsdp are "stopped" and "resumed": either half of them is by four processes.
-RUNS = [("patient", "ddp"), ("mixed", "hsdp"), ("few", "hsdp")]
+RUNS = [("patient", "ddp"), ("muon", "ddp"), ("few", "fsdp")]
 RUNS += [(kind, layout) for kind in ("mae", "lora", "probe") for layout in ("ddp", "fsdp")]
 FC1 = "encoder.blocks.0.mlp.fc1.weight"
 
@@ -116,7 +112,7 @@ def place(tmp_path_factory) -> Path:
         patch.setattr(optimizers, "has_bf16", lambda device: False)  # its rounding exceeds the tolerance
         for kind in KINDS:
             run_of(config_of(root, kind, kind))
-        configs = {f"{kind}-{it}": config_of(root, f"{kind}-{it}", kind, **LAYOUTS[it]) for kind, it in RUNS}
+        configs = {f"{kind}-{it}": config_of(root, f"{kind}-{it}", kind, parallel=it) for kind, it in RUNS}
         for layout in ("ddp", "fsdp"):
             for name in (f"stopped-{layout}", f"resumed-{layout}"):
                 configs[name] = config_of(root, name, "mixed", parallel=layout)
@@ -178,56 +174,30 @@ def test_run_resumes_with_another_number_of_processes(place, begun: str, layout:
         torch.testing.assert_close(from_pretrained(run).state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_checkpoint_of_copies_in_shards_has_each_tensor_once(place) -> None:
-    names = ("mixed", "resumed-fsdp", "mixed-hsdp")
-    folders = {name: checkpoints(place / "runs" / name)[-1] for name in names}
-    one, four = (load_checkpoint_at(folders[name])[1] for name in ("mixed", "mixed-hsdp"))
-    for part in ("model", "average"):
-        for name, tensor in one[part].items():
-            torch.testing.assert_close(four[part][name], tensor, rtol=1e-4, atol=1e-5)
-    sizes = {name: sum(file.stat().st_size for file in folder.iterdir()) for name, folder in folders.items()}
-    assert sizes["mixed-hsdp"] < 1.5 * sizes["resumed-fsdp"]
-
-
-def test_a_copy_takes_the_processes_of_a_machine_by_default(monkeypatch) -> None:
-    monkeypatch.setattr(distributed, "world_size", lambda: 8)
-    monkeypatch.setattr(distributed, "largest", lambda *values: values)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert (distributed.shards_of_copy(None), distributed.shards_of_copy(2)) == (4, 2)
-    with pytest.raises(UserError, match=r"divides 8 processes into .* 3 each, which leaves 2; set shard"):
-        distributed.shards_of_copy(3)
-    with pytest.raises(UserError, match=r"shard_size=2 has no effect with parallel=fsdp"):
-        ExecutionOptions(parallel="fsdp", shard_size=2)
-
-
 # The start
 
 
-def test_processes_meet_apart_from_those_before_a_restart() -> None:
+def test_processes_have_keys_apart_from_those_before_a_restart() -> None:
     store = dist.HashStore()
     for key in ("name-0", "name-1", "answer-of-a-dead-process"):
         store.set(f"vitascope/{key}", "of-a-dead-process")
     with ThreadPoolExecutor(3) as pool:
-        second, third, first = pool.map(lambda rank: _meeting(store, rank, 3), (1, 2, 0))
+        second, third, first = pool.map(lambda rank: _own_part(store, rank, 3), (1, 2, 0))
     first.set("address", "here")
     assert (second.get("address"), third.get("address")) == (b"here", b"here")
     assert not store.check(["address"])
 
 
-@pytest.mark.parametrize(("rank", "absent"), [(0, 1), (1, 0)])
-def test_process_that_does_not_start_is_named(monkeypatch, rank: int, absent: int) -> None:
-    monkeypatch.setenv("VITASCOPE_MEETING_SECONDS", "0.05")
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=rf"process {rank} of 3 has waited .* such as process {absent}: "):
-        _meeting(dist.HashStore(), rank, 3)
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "nan"])
-def test_time_for_all_processes_to_start_is_a_number_of_seconds(monkeypatch, text: str) -> None:
-    monkeypatch.setenv("VITASCOPE_MEETING_SECONDS", text)
-    with pytest.raises(UserError, match=f"a number of seconds above 0, not '{text}'"):
-        distributed.meeting_seconds()
+def test_process_without_the_others_stops_with_the_reason_of_torch(monkeypatch) -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.05))
+    monkeypatch.setattr(distributed, "agents_store", lambda: store)
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    for name, value in {"LOCAL_RANK": "0", "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="did not connect to each other: ") as caught:
+        distributed.join_processes("cpu")
+    assert "\n" not in str(caught.value)
 
 
 def test_run_that_a_restart_finds_incomplete_is_removed_and_begins_anew(tmp_path) -> None:
@@ -235,11 +205,6 @@ def test_run_that_a_restart_finds_incomplete_is_removed_and_begins_anew(tmp_path
     launch: Any = SimpleNamespace(begun=str(run.path))
     assert train._begun(launch) is None  # it has not recorded its split
     assert not run.path.exists()
-
-
-def test_number_of_shards_is_rejected_in_one_process(tmp_path) -> None:
-    with pytest.raises(UserError, match="shard_size=2 has no effect in one process: start several"):
-        train.train(data=str(tmp_path), parallel="hsdp", shard_size=2)
 
 
 # A process that dies

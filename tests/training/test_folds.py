@@ -12,9 +12,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from tests.training import signalled, tiny_config, undrawn, write_folder
 from tests.training.test_several_labels import write_table
+from vitascope.data.targets import ClassIndices
 from vitascope.deploy.export.export import export
 from vitascope.errors import Interrupted, UserError
-from vitascope.evaluation.calibration import sharpened
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.model.ensemble import Ensemble
 from vitascope.predict.runtimes import open_engine
@@ -52,7 +52,7 @@ def test_each_image_has_the_prediction_of_the_run_that_has_not_seen_it(trained: 
         assert alone is not None
         assert not set(record.parts["test"].names) & set(record.parts["train"].names)
         factor = 1 / trained.model.trust.temperature  # type: ignore[union-attr]
-        wanted = sharpened(alone.probabilities, factor, exclusive=True)
+        wanted = ClassIndices.sharpened(alone.probabilities, factor)
         for row, name in enumerate(record.parts["test"].names):
             place = names.index(name)
             np.testing.assert_allclose(trained.evaluation.probabilities[place], wanted[row], atol=1e-5)
@@ -93,7 +93,7 @@ def test_the_model_predicts_exports_and_is_not_measured_on_what_it_has_seen(
 
     alone = [probabilities(member.path) for member in Run(trained.run).members]
     factor = float(model.sharpness[0])
-    mean = sharpened(np.mean(alone, axis=0)[None], factor, exclusive=True)[0]
+    mean = ClassIndices.sharpened(np.mean(alone, axis=0)[None], factor)[0]
     np.testing.assert_allclose(probabilities(trained.run), mean, atol=1e-4)
     exported = export(trained.run, tmp_path / "model.onnx").path
     np.testing.assert_allclose(probabilities(exported), mean, atol=1e-3)

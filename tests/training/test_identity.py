@@ -117,7 +117,7 @@ def test_processes_with_another_copy_of_a_run_in_a_store_are_rejected_in_all(tmp
 def identity_of(config: TrainConfig) -> dict[str, Any]:
     splits = open_data(config.data, seed=config.seed)
     resolved, model_config = planned(config, splits)
-    return run_identity(resolved, model_config, splits.train)
+    return run_identity(resolved, model_config)
 
 
 @pytest.mark.parametrize(
@@ -144,25 +144,8 @@ def test_engine_options_and_moved_files_may_differ(data, tmp_path) -> None:
     saved = identity_of(tiny_config(data, run="here"))
     engine = {
         **{"precision": "bf16", "device": "meta", "workers": 3, "compile": "on", "accumulate": 2},
-        **{"gradient_checkpointing": True, "parallel": "hsdp", "shard_size": 4, "tracker": "mlflow"},
+        **{"gradient_checkpointing": True, "parallel": "fsdp", "tracker": "mlflow"},
         **{"checkpoint_seconds": 1.0, "keep_checkpoints": 7, "keep_state": True},
     }
     assert set(engine) == {field.name for field in dataclasses.fields(ExecutionOptions)}
     check_identity(saved, identity_of(tiny_config(moved, run="there", **engine)))
-
-
-def test_other_images_are_rejected_with_the_difference(data, tmp_path) -> None:
-    config = tiny_config(data)
-    saved = identity_of(config)
-    fewer = write_folder(tmp_path / "fewer", per_class=10)
-    relabelled = write_folder(tmp_path / "relabelled", classes=("light", "dark"))
-    renamed = write_folder(tmp_path / "renamed")
-    (renamed / "dark" / "000.png").rename(renamed / "dark" / "zero.png")
-    for folder, name in (
-        (fewer, "train images was 20, is 16"),
-        (renamed, "SHA-256 of names and labels of the train images was"),
-    ):
-        with pytest.raises(UserError, match=name):
-            check_identity(saved, identity_of(config.replace(data=str(folder))))
-    classes = identity_of(config.replace(data=str(relabelled)))["classes of the train images"]
-    assert classes == ["dark", "light"]

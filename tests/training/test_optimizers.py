@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.forked import in_group
 from tests.model import small_model
 from vitascope.errors import UserError
 from vitascope.model.lora import add_adapters
@@ -85,16 +81,8 @@ def test_an_optimizer_that_loads_the_state_of_another_goes_on_as_it_would() -> N
     assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
 
 
-# Of a block: two stacks, a tall and a wide matrix, and one with fewer rows than there are processes.
+# Of a block: two stacks, a tall and a wide matrix, and a low one.
 SHAPES = {(24, 8): 3, (32, 8): 1, (8, 32): 1, (16, 8): 2, (3, 8): 1}
-
-
-def grouped(parameters: list[nn.Parameter]) -> Muon:
-    """A Muon of parameters of `SHAPES`, in groups by the number of stacked matrices."""
-    by_stack: dict[int, list[nn.Parameter]] = {}
-    for parameter, stacked in zip(parameters, SHAPES.values(), strict=True):
-        by_stack.setdefault(stacked, []).append(parameter)
-    return Muon([group(found, stacked) for stacked, found in by_stack.items()], lr=0.05)
 
 
 def test_the_number_of_operations_does_not_grow_with_the_number_of_layers() -> None:
@@ -119,45 +107,6 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += function.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
         return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_divide_the_matrices_of_sharded_parameters(
-    world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(optimizers, "has_bf16", lambda device: False)
-    start = [torch.randn(shape) for shape in SHAPES]
-    alone = [nn.Parameter(each.clone()) for each in start]
-    steps(grouped(alone), alone)
-
-    def work() -> None:
-        mesh = init_device_mesh("cpu", (world,))
-        computed = 0
-
-        def counted(matrices: Tensor, size: float) -> Tensor:
-            nonlocal computed
-            computed += matrices.numel()
-            return compute(matrices, size)
-
-        compute, optimizers.orthogonal = optimizers.orthogonal, counted
-        ours = [nn.Parameter(distribute_tensor(each, mesh, [Shard(0)])) for each in start]
-        optimizer, generator = grouped(ours), torch.Generator().manual_seed(1)
-        for _ in range(3):
-            for parameter in ours:
-                gradient = torch.randn(parameter.shape, generator=generator)
-                parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
-            optimizer.step()
-        whole = [parameter.full_tensor() for parameter in ours]
-        torch.save((computed, whole), tmp_path / f"{torch.distributed.get_rank()}.pt")
-
-    assert in_group(world, work, tmp_path / "meeting") == [0] * world
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
-    everything = 3 * sum(each.numel() for each in start)
-    assert sum(computed for computed, _ in found) == everything
-    assert max(computed for computed, _ in found) < 0.6 * everything
-    for _, whole in found:
-        for mine, expected in zip(whole, alone, strict=True):
-            torch.testing.assert_close(mine, expected.detach(), rtol=1e-6, atol=1e-6)
 
 
 def updated(weight: Tensor, gradient: Tensor, stacked: int = 1) -> Tensor:
@@ -307,13 +256,16 @@ def test_adapters_have_the_options_of_the_matrices_of_their_block(optimizer: Any
     assert groups.keys() == {id(p) for p in model.head.parameters()}
 
 
-def test_optimizers_that_find_nothing_to_train_are_rejected() -> None:
-    model = small_model()
-    freeze_body(model)
-    with pytest.raises(UserError, match="none is trained here: use the optimizer adamw"):
-        optimizer_of(model, Optimization(optimizer="muon"))
+def test_layer_decay_needs_blocks() -> None:
     with pytest.raises(UserError, match="no blocks"):
         optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
+
+
+def test_muon_without_a_hidden_matrix_is_adamw() -> None:
+    made = [torch.nn.ParameterDict({"head": torch.ones(4, 3)}) for _ in range(2)]
+    for module, name in zip(made, ("muon", "adamw"), strict=True):
+        steps(optimizer_of(module, Optimization(optimizer=name)), list(module.parameters()))
+    assert torch.equal(made[0]["head"], made[1]["head"])
 
 
 def test_only_the_head_of_a_frozen_model_is_trained() -> None:

@@ -91,7 +91,6 @@ def test_named_options_are_kept(data) -> None:
         ({"streams": 13}, 12, "in 12 shards, in batches of 128: set it to 12 or less"),
         ({"streams": 5, "batch_size": 8}, 12, "in 12 shards, in batches of 8: set it to 4 or less"),
         ({"streams": 2}, 0, "in files of their own: leave it out"),
-        ({"streams": 2, "repeats": 3}, 12, "leave out one of them"),
     ],
 )
 def test_streams_that_the_shards_do_not_allow_are_rejected(

@@ -15,8 +15,8 @@ from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import Trainer
-from vitascope.training.selection import worse
-from vitascope.training.tasks.classify import Classify, weighted_loss
+from vitascope.training.tasks.classify import Classify
+from vitascope.training.tasks.losses import LOSSES, weighted_loss
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -28,6 +28,10 @@ def data(tmp_path_factory) -> Path:
     write_folder(root / "train", per_class=8)
     write_folder(root / "val", per_class=15)
     return root
+
+
+def worse(last: Predictions, best: Predictions, weights: torch.Tensor | None = None) -> bool:
+    return LOSSES[type(last.targets)].worse(last, best, weights)
 
 
 def predictions(of_the_label: list[float]) -> Predictions:

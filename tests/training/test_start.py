@@ -19,13 +19,13 @@ from tests.training import interrupted, write_folder
 from tests.training.test_several_labels import write_table
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
+from vitascope.data.label_measures import LabelScore
+from vitascope.data.measures import AccuracyScore
 from vitascope.errors import UserError
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.sizes import named_config
 from vitascope.options.recipes import TrainConfig, configuration
 from vitascope.predict.predictor import Predictor
-from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import Score
 from vitascope.run.run import Run
 from vitascope.training import start, train
 from vitascope.training.plan import Plan
@@ -51,7 +51,7 @@ def started(data: Path | str, **options: Any) -> Start:
 def body(right: int, **options: Any) -> BodyScore:
     """A body whose features classify `right` of 100 images, of five equally frequent classes."""
     config = options.pop("config", small_config(num_classes=2, class_names=("cat", "dog")))
-    score = Score(right=right, total=100, balanced=0.5, macro_f1=0.5, majority=0.2)
+    score = AccuracyScore(right=right, total=100, balanced=0.5, macro_f1=0.5, majority=0.2)
     return BodyScore(name="body", config=config, score=score, guessing=0.2, seconds=0.01, **options)
 
 
@@ -263,7 +263,7 @@ def test_first_of_several_processes_decides_for_all(data, tmp_path) -> None:
         ({"weights": "auto", "model": "vit_s16"}, "weights=auto chooses the model"),
         ({"weights": "auto", "task": "masked"}, "pre-training has none"),
         ({"weights": "auto", "bodies": ["nowhere/at/all"]}, "nowhere/at/all"),
-        ({"freeze": True, "steps": 0, "weights": "none"}, "freeze trains a head on a body"),
+        ({"freeze": True, "steps": 0, "weights": "none"}, "freeze needs a body that is trained already"),
         ({"steps": 0}, "steps=0 trains nothing"),
     ],
 )

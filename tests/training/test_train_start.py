@@ -139,18 +139,20 @@ def test_images_of_several_classes_are_measured_only_if_one_has_a_class(data, pa
     [
         (["--teacher", "nowhere"], "nowhere: no such model"),
         (["--teacher", "{weights}"], "has 5 classes, without names; the data have 2"),
-        (["--teacher", "{weights}", "--recipe", "small-data"], "add pool=cls or use the recipe distill"),
-        (["--teacher", "{weights}", "--pool", "map"], "add pool=cls"),
-        (["--teacher", "{weights}", "--model", "resnet29_w32_cifar"], "leave out the teacher"),
+        (["--teacher", "{weights}", "--recipe", "small-data"], 'a distillation token goes with pool "cls"'),
+        (["--teacher", "{weights}", "--pool", "map"], 'a distillation token goes with pool "cls"'),
+        (
+            ["--teacher", "{weights}", "--model", "resnet29_w32_cifar"],
+            "no distillation token for the teacher",
+        ),
         (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
         (["--recipe", "cnn"], "the recipe cnn is for a CNN"),
         (["--config", "{masked}"], "this configuration is for `vitascope pretrain`"),
         (["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"], "no blocks"),
         (["--freeze", "--weights", "none"], "set weights"),
-        (["--lora", "4"], "lora adapts a body, which must be trained already: set weights"),
+        (["--lora", "4"], "lora needs a body that is trained already: set weights"),
         (["--lora", "4", "--weights", "{weights}", "--freeze"], "and lora=4 the body too: leave out one"),
-        (["--lora", "17", "--weights", "{weights}"], "lora=17 is more than the width of the model, 16"),
-        (["--lora", "4", "--weights", "{resnet}"], "{resnet} is a ResNet: leave it out"),
+        (["--lora", "4", "--weights", "{resnet}"], "{resnet} is a CNN, which has no lora; leave it out"),
     ],
 )
 def test_invalid_start_is_rejected_in_one_line_with_advice(

@@ -14,6 +14,7 @@ from tests.training import signalled, tiny_config, undrawn
 from tests.training.test_several_labels import CLASSES, write_table
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
+from vitascope.data.label_measures import best_thresholds, label_score
 from vitascope.data.preprocess import Preprocess
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassSets, targets_from_json
@@ -23,9 +24,9 @@ from vitascope.evaluation.calibration import Temperature
 from vitascope.evaluation.evaluate import evaluate
 from vitascope.predict.runtimes import open_engine
 from vitascope.probing.probe import probe
-from vitascope.run.label_measures import best_thresholds, label_score
 from vitascope.run.run import Run
 from vitascope.training.tasks.classify import Classify
+from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.train import resume, train
 
 RANDOM = np.random.default_rng(0)
@@ -53,13 +54,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_loss_of_an_image_is_that_of_its_known_classes(criterion: Any, weights: Any) -> None:
     preprocess = Preprocess(image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
     logits, rows = torch.from_numpy(PROBABILITIES).logit().float(), torch.from_numpy(TARGETS.rows)
-    found = Classify(preprocess, 0.0, criterion, weights, True, True).label_losses(logits, rows)
+    found = Classify(preprocess, 0.0, criterion, weights, LOSSES[ClassSets], True).label_losses(logits, rows)
     for image in range(len(TARGETS)):
         known = torch.from_numpy(~UNKNOWN[image])
         if not known.any():
             assert found[image] == 0
             continue
-        alone = Classify(preprocess, 0.0, criterion, None if weights is None else weights[known], True)
+        alone = Classify(
+            preprocess, 0.0, criterion, None if weights is None else weights[known], LOSSES[ClassSets]
+        )
         part = alone.label_losses(
             logits[image : image + 1, known], torch.from_numpy(LABELS[image])[None, known]
         )

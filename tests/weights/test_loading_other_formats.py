@@ -68,28 +68,6 @@ def test_the_state_of_an_optimizer_is_named(tmp_path: Path) -> None:
     assert "a state of transformers' Trainer, not the model" in load_error(tmp_path / "optimizer.pt")
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_torchscript_is_named_with_advice_that_works(tmp_path: Path) -> None:
-    save_pretrained(small_model(**OPTIONS), tmp_path / "torchvision", format="torchvision")
-    state = torch.load(tmp_path / "torchvision" / "model.pth")
-
-    def module(names: dict[str, torch.Tensor]) -> torch.nn.Module:
-        made = torch.nn.Module()
-        for part in dict.fromkeys(name.partition(".")[0] for name in names):
-            below = {n.partition(".")[2]: t for n, t in names.items() if n.partition(".")[0] == part}
-            made.register_buffer(part, below[""]) if "" in below else made.add_module(part, module(below))
-        return made
-
-    file = tmp_path / "scripted.pt"
-    torch.jit.save(torch.jit.script(module(state)), file)
-    advice = re.search(r"a TorchScript program, not a state dict.*: (torch\.save\(.*\))$", load_error(file))
-    assert advice
-    exec(  # noqa: S102 - our own sentence
-        advice[1].replace("FILE", repr(str(file))).replace("model.pth", str(tmp_path / "model.pth"))
-    )
-    assert_same(tmp_path / "model.pth")
-
-
 @pytest.mark.parametrize("prefix", ["model.", "net.", "model.module._orig_mod.backbone."])
 def test_the_prefix_of_a_wrapper_is_removed(tmp_path: Path, prefix: str) -> None:
     """Lightning saves a module with the model in an attribute in this way."""

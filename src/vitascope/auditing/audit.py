@@ -29,11 +29,12 @@ from vitascope.auditing.topics import off_topic, off_topic_scores
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.datasets import read_data
 from vitascope.data.decisions import COLUMNS as DECISION_COLUMNS
-from vitascope.data.decisions import SEPARATOR, Decisions, decided_names
+from vitascope.data.decisions import Decisions, decided_names
 from vitascope.data.folds import Division
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
+from vitascope.data.targets import SEPARATOR
 from vitascope.errors import UserError, check_choice, printable
 from vitascope.evaluation.novelty import other_kinds
 from vitascope.formatting import counted
@@ -43,7 +44,7 @@ from vitascope.predict.embed import embed
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.result_formats import csv_text
 from vitascope.probing.classifiers import Features
-from vitascope.probing.label_errors import Probabilities, self_confidence
+from vitascope.probing.label_errors import Probabilities
 from vitascope.run.run import Run
 from vitascope.storage import check_new_folder, explaining_failure, new_folder, replacing
 from vitascope.weights.loading import from_pretrained
@@ -125,7 +126,7 @@ class AuditResult:
 
     def lines(self) -> list[str]:
         """A line for each issue that was found or planted, and below it what was noticed of the planted."""
-        noticed = {each.issue: each for each in self.planted}
+        noticed = {errors.issue: errors for errors in self.planted}
         lines = []
         for issue in ISSUES:
             if self.counts[issue] or issue in noticed:
@@ -188,9 +189,9 @@ def audit(
             raise UserError(f"none of {counted(len(looks), 'image')} can be read: {first}")
         some, parts_of_some = images.subset("all", readable), parts[readable]
         embeddings = [embed(engine, some.sources, compute=compute) for engine in engines]
-        if reasons := [reason for each in embeddings for reason in each.unreadable]:
+        if reasons := [reason for embedded in embeddings for reason in embedded.unreadable]:
             raise UserError(f"{reasons[0]}; it was readable before: repair or remove the image")
-        features = [each.features for each in embeddings]
+        features = [embedded.features for embedded in embeddings]
         quality, foreign = quality_scores(looks[readable]), off_topic_scores(features[0])
         findings, near = quality_findings(looks, quality), near_duplicates(looks[readable], features[0])
         experiments = planted.pictures_noticed(
@@ -220,11 +221,11 @@ def audit(
         findings += [finding.at(readable) for finding in more]
         if table.audit is not None:
             settled = Decisions.read(table.audit).settle(names, images.contents)
-            left = [finding for finding in findings if finding.image is None or not settled[finding.image]]
-            if again := len(findings) - len(left):
+            still = [finding for finding in findings if finding.image is None or not settled[finding.image]]
+            if again := len(findings) - len(still):
                 notes.append(f"not listed: {counted(again, 'finding')} on images that are kept or relabelled")
-            findings = left
-        found = AuditResult(
+            findings = still
+        result = AuditResult(
             names=names,
             contents=list(map(bytes.decode, images.contents.tolist())),
             findings=sorted(findings, key=lambda finding: (ISSUES.index(finding.issue), -finding.score)),
@@ -241,20 +242,20 @@ def audit(
             scores[issue][readable] = values
         advice = "make room, then run the same command again"
         with new_folder(folder), explaining_failure(folder, "the audit", advice):
-            _write_csv(found.csv, [COLUMNS, *found.rows()])
-            for file, rows in zip(found.scores, _tables(found, images, parts, scores), strict=False):
+            _write_csv(result.csv, [COLUMNS, *result.rows()])
+            for file, rows in zip(result.scores, _tables(result, images, parts, scores), strict=False):
                 _write_csv(file, rows)
             title = say("Audit of {data}", data=Path(place).name or place)
             write_audit_page(
-                found.page,
+                result.page,
                 title,
-                found.findings,
-                found.planted,
+                result.findings,
+                result.planted,
                 images=images,
                 parts=parts.tolist(),
                 root=inventory.root,
             )
-    return found
+    return result
 
 
 def _joined(inventory: Inventory, place: str) -> tuple[ImageSet, Texts]:
@@ -267,8 +268,8 @@ def _joined(inventory: Inventory, place: str) -> tuple[ImageSet, Texts]:
     if not labelled:
         return ImageSet("all", [source for images in sets for source in images.sources]).identified(), parts
     names = tuple(dict.fromkeys(name for images in sets for name in images.class_names))
-    known = [images.in_classes(names, place) for images in sets]
-    return reduce(ImageSet.followed_by, known).identified(), parts
+    alike = [images.in_classes(names, place) for images in sets]
+    return reduce(ImageSet.followed_by, alike).identified(), parts
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
@@ -277,18 +278,18 @@ def _write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
 
 
 def _tables(
-    found: AuditResult, images: ImageSet, parts: Texts, scores: Mapping[Issue, Scores]
+    result: AuditResult, images: ImageSet, parts: Texts, scores: Mapping[Issue, Scores]
 ) -> Iterator[list[Sequence[str]]]:
     """The scores of each image by every check, from 0 to 1, the highest the worst; empty where it did not
     judge. And of each class its images, the labels that are listed, and the means of these scores."""
     labels = [()] * len(images) if images.targets is None else images.targets.names()
     cells = [["" if np.isnan(value) else f"{value:.4f}" for value in values] for values in scores.values()]
     texts = map(csv_text, map(SEPARATOR.join, labels))
-    columns = (map(csv_text, found.names), found.contents, parts.tolist(), texts, *cells)
+    columns = (map(csv_text, result.names), result.contents, parts.tolist(), texts, *cells)
     yield [("image", "content", "part", "classes", *scores), *zip(*columns, strict=True)]
     if images.targets is None:
         return
-    listed = {finding.image for finding in found.findings if finding.issue == "label"}
+    listed = {finding.image for finding in result.findings if finding.issue == "label"}
     rows: list[Sequence[str]] = [("class", "images", "labels listed", *scores)]
     for name, members in zip(images.class_names, images.targets.by_class(), strict=True):
         judged = [values[members][~np.isnan(values[members])] for values in scores.values()]
@@ -299,8 +300,8 @@ def _tables(
 
 def _folders(paths: Sequence[str], class_names: Sequence[str]) -> Texts:
     """The folder of each image without the parts of its path that are a class or a split, (N,)."""
-    known = {*class_names, "train", "val", "test", "all"}
-    return np.array(["/".join(part for part in path.split("/")[:-1] if part not in known) for path in paths])
+    names = {*class_names, "train", "val", "test", "all"}
+    return np.array(["/".join(part for part in path.split("/")[:-1] if part not in names) for path in paths])
 
 
 def _seen(bodies: Sequence[str | os.PathLike[str]], images: ImageSet) -> list[str]:
@@ -327,18 +328,18 @@ def _of_labels(
     division = Division.of(targets, images.groups, first_of_content(images.contents), near)
     rows, wrong = _of_common_classes(division), np.full(len(targets), np.nan)
     try:
-        known = division.take(rows)
-        probabilities = held_out_probabilities([vectors[rows] for vectors in features], known, seed)
+        common = division.take(rows)
+        probabilities = held_out_probabilities([vectors[rows] for vectors in features], common, seed)
     except UserError as error:
         notes.append(f"no check of labels: {error}")
         return [], [], None, wrong
-    wrong[rows] = 1 - self_confidence(known.targets, probabilities).min(axis=1)
-    findings = [finding.at(rows) for finding in wrong_labels(known.targets, probabilities)]
+    wrong[rows] = 1 - common.targets.self_confidence(probabilities).min(axis=1)
+    findings = [finding.at(rows) for finding in wrong_labels(common.targets, probabilities)]
     sample = planted.sample_of(len(rows), seed)
-    sample = sample[_of_common_classes(known.take(sample))]
+    sample = sample[_of_common_classes(common.take(sample))]
     vectors = [vectors[rows[sample]] for vectors in features]
     try:
-        experiments = planted.wrong_labels_noticed(vectors, known.take(sample), seed)
+        experiments = planted.wrong_labels_noticed(vectors, common.take(sample), seed)
     except UserError as error:  # a changed label was one of the last two groups of its class
         notes.append(f"no wrong labels are planted: {error}")
         experiments = []
@@ -351,6 +352,6 @@ def _of_labels(
 
 def _of_common_classes(division: Division) -> Integers:
     """The images that are not the only one, or of the only group, of their class, (n,)."""
-    classes = division.targets.by_class() if division.targets.exclusive else []
+    classes = division.targets.by_class() if division.targets.strata is not None else []
     rare = [images for images in classes if len(np.unique(division.sets[images])) == 1]
     return np.setdiff1d(np.arange(len(division.targets)), np.concatenate([np.arange(0), *rare]))

@@ -201,12 +201,12 @@ def _verified(thumbnails: npt.NDArray[np.uint8], views: Floats32, ends: Integers
     wholes, begin = np.unique(both[order, 0], return_index=True)
     tasks = zip(wholes.tolist(), np.split(both[order, 1], begin[1:]), strict=True)
     with threadpool_limits(1, "blas"):  # the matrices are too small to be shared by threads
-        found = list(in_threads(lambda task: _matches(thumbnails[task[0]], views[task[1]]), tasks))
-    medians = [float(np.median(some[:, 0])) for some in found if len(some) >= _COMPARED]
+        matched = list(in_threads(lambda task: _matches(thumbnails[task[0]], views[task[1]]), tasks))
+    medians = [float(np.median(some[:, 0])) for some in matched if len(some) >= _COMPARED]
     usual = np.median(np.array(medians or [0.0]))
     least = np.tanh(np.arctanh(np.clip(usual, 0, _MOST)) + _ABOVE_USUAL).clip(CORRELATION, _MOST)
     needed = np.where(_spread(views) < _FEW, max(least, _FEW_CORRELATION), least)  # (N,)
-    matches = np.concatenate(found)[order.argsort()].reshape(2, len(ends), 3)
+    matches = np.concatenate(matched)[order.argsort()].reshape(2, len(ends), 3)
     better = (matches[..., 0] - _PREFERENCE * (matches[..., 1] > 0)).argmax(axis=0)
     pairs = []
     for (first, second), match in zip(ends.tolist(), matches[better, np.arange(len(ends))], strict=True):
@@ -258,9 +258,9 @@ def duplicates(
     """
     firsts = enumerate(first_of_content(contents).tolist())
     equal = [Pair(first, image, 1.0, "equal file") for image, first in firsts if first != image]
-    known = {pair[:2] for pair in equal}
+    copies = {pair[:2] for pair in equal}
     findings = [_finding("copy", pair, parts, labels) for pair in equal]
-    findings += [_finding("near-duplicate", pair, parts, labels) for pair in near if pair[:2] not in known]
+    findings += [_finding("near-duplicate", pair, parts, labels) for pair in near if pair[:2] not in copies]
     groups = DisjointSet(range(len(parts)))
     ordered = sorted(findings, key=lambda finding: -finding.score)
     return [finding for finding in ordered if groups.merge(finding.image, finding.other)]

@@ -14,13 +14,13 @@ from threadpoolctl import threadpool_limits
 
 from vitascope.auditing.finding import Finding
 from vitascope.data.folds import Division
+from vitascope.data.measures import Z, predicted_classes
 from vitascope.data.targets import Targets
-from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
+from vitascope.evaluation.calibration import sharpness
 from vitascope.network import in_threads
 from vitascope.probing.classifiers import Classifier, Features, Neighbors
-from vitascope.probing.label_errors import Probabilities, self_confidence, suspects
+from vitascope.probing.label_errors import Probabilities, suspects
 from vitascope.probing.selection import CLASSIFIERS, THREADS, cross_validated
-from vitascope.run.measures import Z, predicted_classes
 
 LINEAR = tuple(each for each in CLASSIFIERS if not isinstance(each, Neighbors))
 """Nearest neighbours give most classes the probability 0, which no temperature calibrates."""
@@ -58,9 +58,9 @@ def held_out_probabilities(
         features, classifier = pair
         _, held_out = cross_validated(classifier, features, targets, folds)
         # Likeliest: with images of an unknown class, a wrong label would be as doubtful as right ones.
-        factor = sharpness(targets, as_logits(held_out, exclusive=targets.exclusive), unknown=0)
-        probabilities = sharpened(held_out, factor, exclusive=targets.exclusive)
-        confidence = np.maximum(self_confidence(targets, probabilities), LEAST_PROBABILITY)
+        factor = sharpness(targets, targets.logits(held_out), unknown=0)
+        probabilities = targets.sharpened(held_out, factor)
+        confidence = np.maximum(targets.self_confidence(probabilities), LEAST_PROBABILITY)
         return -float(np.log(confidence).sum()), probabilities.astype(np.float32)
 
     with threadpool_limits(1, user_api="blas"):
@@ -100,7 +100,7 @@ def confusable_names(targets: Targets, probabilities: Probabilities | None) -> l
         Finding("label", SIMILAR, f"{names[a]!r} ({counts[a]:,} images) may be {names[b]!r} ({counts[b]:,})")
         for a, b in similar
     ]
-    if probabilities is None or not targets.exclusive:
+    if probabilities is None or targets.strata is None:
         return findings
     rates = targets.confusion(predicted_classes(probabilities)) / np.maximum(counts, 1)[:, None]  # (K, K)
     compared = np.triu(rates + rates.T >= CONFUSED, 1) & np.outer(counts > 0, counts > 0)

@@ -57,7 +57,7 @@ def _looks(sets: Sequence[ImageSet]) -> Looks:
 
 
 def _leaked(looks: Looks, sizes: Sequence[int]) -> list[npt.NDArray[np.bool_]]:
-    """As `leaked`, by the looks of all images of sets of these sizes, of which that of training is first."""
+    """As `leaked`, by the looks of all images of sets of these sizes, the training set first."""
     mask = np.zeros(len(looks), dtype=np.bool_)
     mask[[pair.second for pair in near_duplicates(looks) if pair.first < sizes[0] <= pair.second]] = True
     return np.split(mask, np.cumsum(sizes)[:-1])[1:]

@@ -14,9 +14,10 @@ from markupsafe import Markup
 
 from vitascope.auditing.finding import ISSUES, Finding, Issue
 from vitascope.auditing.planted import Planted
-from vitascope.data.decisions import CHOICES, COLUMNS, SEPARATOR, decided_names
+from vitascope.data.decisions import CHOICES, COLUMNS, decided_names
 from vitascope.data.decoding import ImageError, ImageSource, read_image
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import SEPARATOR
 from vitascope.language import say
 from vitascope.network import in_threads
 from vitascope.report.page import jinja, rendered
@@ -49,13 +50,14 @@ def write_audit_page(
         parts: the name of each image's part, (N,).
         root: as in `image_name`.
     """
-    noticed = {each.issue: each for each in planted}
+    noticed = {errors.issue: errors for errors in planted}
+    listed = {issue: [finding for finding in findings if finding.issue == issue] for issue in ISSUES}
     sections = [
-        _section(issue, [each for each in findings if each.issue == issue], noticed.get(issue))
+        _section(issue, listed[issue], noticed.get(issue))
         for issue in ISSUES
-        if issue in noticed or any(each.issue == issue for each in findings)
+        if issue in noticed or listed[issue]
     ]
-    wanted = [image for section in sections for each in section["cards"] for image in each.images]
+    wanted = [image for section in sections for finding in section["cards"] for image in finding.images]
     contents = list(map(bytes.decode, images.contents.tolist()))
     names = decided_names(images.sources, root, images.contents)
     labels = [()] * len(images) if images.targets is None else images.targets.names()
@@ -64,7 +66,7 @@ def write_audit_page(
         "columns": COLUMNS,
         "separator": SEPARATOR,
         "classes": sorted(images.class_names),
-        "several": images.targets is not None and not images.targets.exclusive,
+        "several": images.targets is not None and images.targets.strata is None,
         "choices": {choice: say(choice) for choice in CHOICES},
         "decided": say("{count} decided: keep {keep}, drop {drop}, relabel {relabel}"),
         "undecided": say("no decision"),
@@ -73,7 +75,7 @@ def write_audit_page(
     }
     tiles = {
         say("images"): len(images),
-        say("images with a finding"): len({each.image for each in findings} - {None}),
+        say("images with a finding"): len({finding.image for finding in findings} - {None}),
         say("findings"): len(findings),
     }
     here = files(__package__)
@@ -100,7 +102,8 @@ def _section(issue: Issue, findings: Sequence[Finding], planted: Planted | None)
     if planted is not None and planted.little:
         few = say("This check notices little in these data, so its findings are in audit.csv alone.")
         headline, findings = f"{few} {headline}", []
-    cards, rows = ([each for each in findings if bool(each.images) == shown][:CARDS] for shown in (1, 0))
+    cards = [finding for finding in findings if finding.images][:CARDS]
+    rows = [finding for finding in findings if not finding.images][:CARDS]
     return {"issue": issue, "headline": headline, "total": len(findings), "cards": cards, "rows": rows}
 
 

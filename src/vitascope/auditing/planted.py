@@ -20,10 +20,10 @@ from vitascope.auditing.quality import LISTED, grey_is_rare, quality_scores
 from vitascope.auditing.topics import off_topic_scores
 from vitascope.data.decoding import ImageSource, read_image
 from vitascope.data.folds import Division
+from vitascope.data.measures import wilson_interval
 from vitascope.data.targets import Targets
 from vitascope.language import say
 from vitascope.probing.classifiers import Features
-from vitascope.run.measures import wilson_interval
 
 SAMPLE = 5000
 """Images at most that errors are planted into."""
@@ -144,7 +144,7 @@ def wrong_labels_noticed(bodies: Sequence[Features], division: Division, seed: i
     if len(classes) < 2 or not len(flipped):
         return []
     labels, K = targets.labels.copy(), len(classes)
-    if targets.exclusive:
+    if targets.strata is not None:
         places = np.searchsorted(classes, labels[flipped]) + random.integers(1, K, len(flipped))
         labels[flipped] = classes[places % K]
     else:

@@ -14,12 +14,11 @@ from sklearn.tree import DecisionTreeClassifier
 
 from vitascope.auditing.finding import Finding
 from vitascope.auditing.looks import Looks
+from vitascope.data.measures import wilson_interval
 from vitascope.data.targets import Targets
 from vitascope.formatting import listed
-from vitascope.model.options import EVEN
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.label_errors import Probabilities
-from vitascope.run.measures import predicted_classes, wilson_interval
 
 FOLDS, SAMPLE = 5, 10_000
 """Of cross-validation, on so many images at most."""
@@ -70,7 +69,8 @@ def shortcuts(looks: Looks, targets: Targets, folders: Texts, groups: Texts) -> 
     sample = np.sort(np.random.default_rng(0).permutation(len(targets))[:SAMPLE])
     some, findings = targets.take(sample), []
     share = some.counts / len(some)
-    guess = share.max(keepdims=True) if some.exclusive else np.maximum(share, 1 - share)  # (1,) or (K,)
+    alone = targets.strata is None  # each class is told by itself
+    guess = np.maximum(share, 1 - share) if alone else share.max(keepdims=True)  # (K,) or (1,)
     leaves = max(LEAVES, 2 * len(targets.class_names))
     tree = DecisionTreeClassifier(max_leaf_nodes=leaves, min_samples_leaf=LEAF, random_state=0)
     for name, (least, value, apart) in values.items():
@@ -83,7 +83,7 @@ def shortcuts(looks: Looks, targets: Targets, folders: Texts, groups: Texts) -> 
         gains = (limits[:, 0] - guess) / np.where(guess < 1, 1 - guess, np.inf)
         best = int(gains.argmax())
         if gains[best] >= least:
-            of = "" if targets.exclusive else f", of {targets.class_names[best]!r}"
+            of = f", of {targets.class_names[best]!r}" if alone else ""
             points, usual, low, high = (100 * x for x in (accuracy[best], guess[best], *limits[best]))
             detail = f"{name} alone{of}: {points:.0f}% ({low:.0f} to {high:.0f}) where guessing gives"
             detail += f" {usual:.0f}%, {points - usual:.0f} points more"
@@ -133,9 +133,8 @@ def groups(
         if not others and counts[k] > 1:
             seen.append((0.9, f"all {counts[k]:,} images of {names[k]!r} are of group {str(kinds[first])!r}"))
     if probabilities is not None:
-        answers = predicted_classes(probabilities) if targets.exclusive else probabilities >= EVEN
-        right = targets.correct(answers)
-        sets = [(f"class {names[k]!r}", classes[k]) for k in used if targets.exclusive]
+        right = targets.correct(targets.answers(probabilities))
+        sets = [] if targets.strata is None else [(f"class {names[k]!r}", classes[k]) for k in used]
         sets += [(f"group {str(kind)!r}", np.flatnonzero(place == i)) for i, kind in enumerate(kinds)]
         sets = [(name, images) for name, images in sets if MEMBERS <= len(images) < N]
         for name, images in sets:

@@ -10,7 +10,7 @@ from vitascope.evaluation.calibration import shrunk_covariance
 from vitascope.probing.classifiers import Features, Floats
 
 FEWEST = 20
-"""Images from which on it can be said what is usual."""
+"""Images from which on the usual ones are known."""
 KEPT = 0.9
 """The share of the images that mean and covariance are from: up to a tenth may be of another kind."""
 STEPS, FOLDS = 3, 5

@@ -8,51 +8,62 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, ClassVar, cast
 
 from vitascope._version import __version__
-from vitascope.cli.audit import Audit
-from vitascope.cli.embed import Embed
-from vitascope.cli.evaluate import Calibrate, Evaluate
-from vitascope.cli.explain import Explain
-from vitascope.cli.learn import Learn
-from vitascope.cli.mcp import Mcp
-from vitascope.cli.models import Compress, Convert, Models, Pack
 from vitascope.cli.parsing import parse
-from vitascope.cli.predict import Predict
-from vitascope.cli.probe import Probe
-from vitascope.cli.runs import Compare, Report
-from vitascope.cli.ship import Export, Page, Serve
-from vitascope.cli.similar import Similar
-from vitascope.cli.train import Pretrain, Train
-from vitascope.cli.zero_shot import ZeroShot
 from vitascope.errors import Interrupted, UserError, printable, suggestion
 
-GROUPS: dict[str, dict[str, type[Any]]] = {
-    "Train:": {"train": Train, "pretrain": Pretrain, "probe": Probe, "zero-shot": ZeroShot},
+GROUPS: dict[str, dict[str, str]] = {
+    "Train:": {
+        "train": "train.Train",
+        "pretrain": "train.Pretrain",
+        "probe": "probe.Probe",
+        "zero-shot": "zero_shot.ZeroShot",
+    },
     "Understand:": {
-        "evaluate": Evaluate,
-        "calibrate": Calibrate,
-        "explain": Explain,
-        "report": Report,
-        "compare": Compare,
-        "similar": Similar,
+        "evaluate": "evaluate.Evaluate",
+        "calibrate": "evaluate.Calibrate",
+        "explain": "explain.Explain",
+        "report": "runs.Report",
+        "compare": "runs.Compare",
+        "similar": "similar.Similar",
     },
     "Ship:": {
-        "predict": Predict,
-        "embed": Embed,
-        "export": Export,
-        "page": Page,
-        "serve": Serve,
-        "mcp": Mcp,
-        "convert": Convert,
-        "compress": Compress,
+        "predict": "predict.Predict",
+        "embed": "embed.Embed",
+        "export": "ship.Export",
+        "page": "ship.Page",
+        "serve": "ship.Serve",
+        "mcp": "mcp.Mcp",
+        "convert": "models.Convert",
+        "compress": "models.Compress",
     },
-    "Data and models:": {"audit": Audit, "pack": Pack, "models": Models},
-    "Learn:": {"learn": Learn},
+    "Data and models:": {"audit": "audit.Audit", "pack": "models.Pack", "models": "models.Models"},
+    "Learn:": {"learn": "learn.Learn"},
 }
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+"""The commands by name: module and class."""
+
+
+class _Commands(Mapping[str, type[Any]]):
+    """The classes of the commands by name, each imported when it is asked for."""
+
+    places: ClassVar = {name: place for group in GROUPS.values() for name, place in group.items()}
+
+    def __getitem__(self, name: str) -> type[Any]:
+        module, _, kind = self.places[name].partition(".")
+        return cast("type[Any]", getattr(import_module(f"{__name__}.{module}"), kind))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+COMMANDS = _Commands()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,8 +134,8 @@ def overview() -> str:
     lines = ["usage: vitascope COMMAND ...\n\nTrain, look inside and ship Vision Transformers."]
     for group, commands in GROUPS.items():
         lines.append(f"\n{group}")
-        for name, command in commands.items():
-            summary = (command.__doc__ or "").splitlines()[0]
+        for name in commands:
+            summary = (COMMANDS[name].__doc__ or "").splitlines()[0]
             lines.append(f"  {name:<9} {summary}")
     lines.append(
         "\nMODEL is a run folder, a model folder or file of any library, a hub id\n"

@@ -12,12 +12,10 @@ import tyro
 from vitascope.cli.parsing import Device, Json, Model, Precision, Views, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
-from vitascope.formatting import aligned, counted, listed
+from vitascope.formatting import counted, listed
 
 if TYPE_CHECKING:
     from vitascope.evaluation.measure import Evaluation
-    from vitascope.run.label_measures import LabelScore
-    from vitascope.run.measures import Score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,9 +95,6 @@ def renamed(given: Sequence[str]) -> dict[str, str]:
 
 def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
     """The summary, with the confusion matrix or the measures of each class."""
-    from vitascope.run.label_measures import LabelScore
-
-    score = evaluation.score
     return {
         **evaluation.summary(),
         "trained_on": evaluation.trained_on,
@@ -107,77 +102,38 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
         "changes": evaluation.changes,
         "near_copies": None if evaluation.leaked is None else int(evaluation.leaked.sum()),
         "classes": list(evaluation.class_names),
-        **(
-            score.class_values()
-            if isinstance(score, LabelScore)
-            else {"confusion": evaluation.confusion.tolist()}
-        ),
+        **evaluation.targets.class_values(evaluation.score, evaluation.answers),
     }
 
 
 def evaluation_lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
     """The summary, with advice for a model that has learned little, and one line per class."""
-    from vitascope.run.label_measures import LabelScore
-
     yield from (f"left out: {reason}" for reason in evaluation.unreadable)
-    score = evaluation.score
+    targets, score = evaluation.targets, evaluation.score
     names = tuple(printable(name, 80) for name in evaluation.class_names)
-    if isinstance(score, LabelScore):
-        yield from _label_lines(evaluation, score, names, better_start)
-        counts = score.positives
-    else:
-        yield from _class_lines(evaluation, score, names, better_start)
-        counts = evaluation.confusion.sum(axis=1)
+    yield f"{evaluation.split}: {score.headline()}; loss {evaluation.loss:.3f}"
+    if evaluation.reliability is not None:
+        yield f"  {score.compared()}"
+        yield from _without_near_copies(evaluation)
+    if warning := score.warning(better_start):
+        yield f"  {warning}"
+    if evaluation.reliability is not None:
+        yield from (f"  {line}" for line in evaluation.reliability.lines())
+    yield from (f"  {line}" for line in targets.class_lines(score, evaluation.answers, names))
     if words := evaluation.fitted_in_words():
         yield f"  {words}"
-    if absent := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
+    if absent := [name for name, count in zip(names, targets.counts.tolist(), strict=True) if not count]:
         number = f"{len(absent):,} of {len(names):,} classes"
         yield f"  without an image in {evaluation.split}, so not measured: {number}: {listed(absent)}"
 
 
-def _class_lines(
-    evaluation: Evaluation, score: Score, names: Sequence[str], better_start: str
-) -> Iterator[str]:
-    """The accuracy, and that of each class with its most frequent mistake."""
-    from vitascope.run.measures import wilson_interval
+def _without_near_copies(evaluation: Evaluation) -> Iterator[str]:
+    """The accuracy on the images that have no near-copy in training."""
+    from vitascope.data.measures import wilson_interval
 
-    yield (
-        f"{evaluation.split}: {evaluation.accuracy:.2%} right, {score.right} of "
-        f"{counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
-    )
-    yield f"  {score.compared()}"
     leaked = evaluation.leaked
     if leaked is not None and leaked.any() and not leaked.all():
         others = wilson_interval(int(evaluation.correct[~leaked].sum()), int((~leaked).sum()))
         yield "  without {} that have a near-copy in training: {:.2%} (95% interval {:.1%} to {:.1%})".format(
             counted(int(leaked.sum()), "image"), evaluation.correct[~leaked].mean(), *others
         )
-    if warning := score.warning(better_start):
-        yield f"  {warning}"
-    yield from (f"  {line}" for line in evaluation.reliability.lines())
-    width = max(map(len, names))
-    for row, (name, counts) in enumerate(zip(names, evaluation.confusion, strict=True)):
-        total, right = int(counts.sum()), counts[row]
-        if not total:
-            continue
-        mistakes = counts.copy()
-        mistakes[row] = 0
-        worst = int(mistakes.argmax())
-        often = f", most often taken for {names[worst]} ({mistakes[worst]})" if mistakes[worst] else ""
-        yield f"  {name:<{width}}  {right / total:>7.2%} of {total}{often}"
-
-
-def _label_lines(
-    evaluation: Evaluation, score: LabelScore, names: Sequence[str], better_start: str
-) -> Iterator[str]:
-    """The measures of all classes, and those of each class that has an image, the worst first."""
-    from vitascope.run.label_measures import CLASSES_HEAD, ESTIMATES_HEAD
-
-    mean = score.estimates["map"].value
-    yield (
-        f"{evaluation.split}: mAP {mean:.2%} of {counted(score.total, 'image')}; loss {evaluation.loss:.3f}"
-    )
-    if warning := score.warning(better_start):
-        yield f"  {warning}"
-    for head, rows in ((ESTIMATES_HEAD, score.rows()), (CLASSES_HEAD, score.class_rows(names))):
-        yield from (f"  {line}" for line in aligned([head, *rows]))

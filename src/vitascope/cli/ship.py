@@ -147,6 +147,8 @@ class Page:
     It needs no server and no network.
 
     A headless Chromium, Chrome or Edge proves that it computes what torch computes.
+
+    That needs an extra: pip install 'vitascope[page]'.
     """
 
     model: Model
@@ -216,9 +218,9 @@ def describe(result: ModelResult, weights: str, compared_on: str, moment: str) -
         return
     proof, computed = result.proof, result.proof.computed
     print(
-        f"proved in {proof.browser}, {computed.kernel}, against torch with these weights on {compared_on}: "
-        f"{proof.agreement.summary}; probabilities differ by at most {proof.probabilities:.1g}, "
-        f"pixels by at most {computed.pixels} of 255"
+        f"proved in {computed.browser}, {computed.kernel}, against torch with these weights on "
+        f"{compared_on}: {proof.agreement.summary}; probabilities differ by at most "
+        f"{proof.probabilities:.1g}, pixels by at most {computed.pixels} of 255"
     )
     print(
         f"ready {computed.unpacking:.1f} s after {moment}; a picture takes "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from vitascope.cli.parsing import Device, Folder, Model
+from vitascope.model.options import ClassOutputs
 
 Classes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 Prompts = Annotated[
@@ -35,7 +36,7 @@ class ZeroShot:
     classes: Classes
     """The names of the classes, such as "a cat" "a dog"; or a .txt file of names, one per line."""
     prompts: Prompts = ()
-    outputs: Literal["exclusive", "independent"] | None = None
+    outputs: ClassOutputs | None = None
     """One class applies, or any may. Default: exclusive for CLIP, independent for SigLIP."""
     device: Device = "auto"
 

@@ -12,12 +12,11 @@ from vitascope.data.datasets import image_file, read_data
 from vitascope.data.decoding import Encoded, ImageSource, source_name
 from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
+from vitascope.data.targets import SEPARATOR
 from vitascope.errors import UserError
 
 SPLITS = ("train", "val", "test", "all")
 """Names of splits; `all` are the images of data that are not divided."""
-SEPARATOR = ";"
-"""Between the classes of an image."""
 
 
 class AllImages(Sequence[ImageSource]):
@@ -43,7 +42,7 @@ class AllImages(Sequence[ImageSource]):
         self.splits = [images.name for images in self._sets for _ in range(len(images))]
         self.class_names = tuple(dict.fromkeys(name for images in self._sets for name in images.class_names))
         self.several = any(
-            images.targets is not None and not images.targets.exclusive for images in self._sets
+            images.targets is not None and images.targets.strata is None for images in self._sets
         )
         if self.several and (wrong := next((name for name in self.class_names if SEPARATOR in name), None)):
             raise UserError(

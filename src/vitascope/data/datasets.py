@@ -29,7 +29,8 @@ from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits, without_rare
-from vitascope.data.stored import hub_id, open_stored, stored_images, with_objects
+from vitascope.data.stored import stored_images
+from vitascope.data.stored_data import hub_id, open_stored, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
 from vitascope.formatting import canonical, counted
@@ -338,7 +339,7 @@ def described(splits: Splits) -> list[str]:
     names = splits.train.class_names
     sizes = ", ".join(f"{len(images):,} {images.name}" for images in sets)
     lines = [f"{sizes} images " + (f"of {len(names):,} classes" if names else "without labels")]
-    if splits.train.targets is not None and not splits.train.targets.exclusive:
+    if splits.train.targets is not None and splits.train.targets.strata is None:
         each = np.concatenate([images.labels.sum(axis=1) for images in sets])
         lines.append(f"{each.mean():.3g} classes per image, from {each.min()} to {each.max()}")
     if len(names) > 1:

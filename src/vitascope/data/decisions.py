@@ -24,8 +24,6 @@ from vitascope.formatting import canonical, counted, listed
 COLUMNS = ("image", "content", "decision", "label")
 """Of a file of decisions."""
 CHOICES = ("keep", "drop", "relabel")
-SEPARATOR = ";"
-"""Between several classes of a new label."""
 Decision: TypeAlias = tuple[str, str]
 """One of `CHOICES`, and the new label of `relabel`."""
 _CLASSES = 8  # that a message names
@@ -167,8 +165,7 @@ class Decisions:
         names = targets.names()
         before = {name for row in names for name in row}
         for n, label in relabelled.items():
-            parts = [label] if targets.exclusive else [part.strip() for part in label.split(SEPARATOR)]
-            names[n] = tuple(dict.fromkeys(map(canonical, parts)))
+            names[n] = tuple(dict.fromkeys(map(canonical, targets.names_in(label))))
             if unknown := [name for name in names[n] if name not in known]:
                 close = suggestion(unknown[0], known) or f"; the classes are {listed(known, _CLASSES)}"
                 raise UserError(f"{self.path}: relabels an image as {unknown[0]!r}, an unknown class{close}")

@@ -76,7 +76,7 @@ class Division:
             UserError: no images; all have the same classes; two folds are impossible.
         """
         names, counts, sets = self.targets.class_names, self.targets.counts, self.sets_by_class()
-        exclusive, N = self.targets.exclusive, len(self.targets)
+        N = len(self.targets)
         if not N:
             raise UserError("no class has two different images or groups, and cross-validation needs them")
         if not ((counts > 0) & (counts < N)).any():
@@ -84,7 +84,7 @@ class Division:
             raise UserError(
                 f"all {counted(N, 'image')} have the same label, {same}; a classifier needs different ones"
             )
-        known = sets[(sets > 0) if exclusive else (sets > 1)]
+        known = sets[sets > (self.targets.strata is None)]
         fewest = int(known.min(initial=FOLDS)) if len(known) else 0
         if fewest < 2:
             k = int(np.where(sets > 0, sets, len(self.sets) + 1).argmin())
@@ -107,10 +107,11 @@ class Division:
         """
         count = count or self.fold_count()
         generator = np.random.default_rng([seed, count])
-        if self.targets.exclusive and not self.grouped:
-            found = np.empty(len(self.targets), dtype=np.int64)
-            order = generator.permutation(len(self.targets))
-            order = order[np.argsort(self.targets.labels[order], kind="stable")]  # class by class
+        strata = self.targets.strata
+        if strata is not None and not self.grouped:
+            found = np.empty(len(strata), dtype=np.int64)
+            order = generator.permutation(len(strata))
+            order = order[np.argsort(strata[order], kind="stable")]  # class by class
             found[order] = np.arange(len(order)) % count
             return found
         return _dealt(self.targets.members, self.sets, count, generator)
@@ -265,7 +266,7 @@ def _drawn(
     """The folds of images by seed, (N,) from 0; -1 for those of classes with fewer images or groups."""
     division = division_of(images)
     numbers, kept = np.full(len(images), -1), np.arange(len(images))
-    if division.targets.exclusive:
+    if (strata := division.targets.strata) is not None:
         sets = division.sets_by_class()
         few = np.flatnonzero(sets < folds)
         if rare == "reject" and len(few):
@@ -276,7 +277,7 @@ def _drawn(
                 f"folds={folds}: {f'set folds={smaller}' if smaller > 1 else 'leave the groups out'}, or set "
                 "rare=train, which keeps such classes in training alone"
             )
-        kept = np.flatnonzero(~np.isin(division.targets.labels, few))
+        kept = np.flatnonzero(~np.isin(strata, few))
     count = len(np.unique(division.sets[kept]))
     if count < folds:
         what = counted(count, "group" if len(images.groups) else "different image")

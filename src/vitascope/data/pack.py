@@ -77,7 +77,7 @@ def pack(
     if place.is_dir() and out.resolve().is_relative_to(place.resolve()):
         raise UserError(f"{out}: inside of {data}, where it would be taken for images; give another folder")
     splits = open_data(data, seed=seed, table=table)
-    if not splits.train.truth.exclusive:
+    if splits.train.truth.strata is None:
         raise UserError(f"{data}: several classes per image; shards have one, so these data are not packed")
     packer = _Packer(shard_mb * MB, image_size, seed)
     make_folder(out.parent)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import multiprocessing
 import os
 import signal
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +32,26 @@ from vitascope.errors import UserError
 
 B = TypeVar("B", npt.NDArray[np.int64], Sequence[ImageFile])
 """A batch: the indices of its images, or their files."""
+R = TypeVar("R", npt.NDArray[np.int64], Sequence[ImageFile], contravariant=True)
 READ_AHEAD = 4
 """Batches in the shared memory: one in use, the others read or being read."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM)
 _RATIO = 4 / 3
 """Largest aspect ratio of a random crop, both ways."""
+
+
+class Reader(Protocol[R]):
+    """Reads the pictures of a batch; it can be sent to another process."""
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """What makes pixels of a picture."""
+
+    def fill(self, batch: R, epoch: int, pixels: Pixels, /) -> dict[int, str]:
+        """Read pictures into rows of (n, C, H, W); returns errors by row."""
+
+    def sources_of(self, batch: R, /) -> Sequence[ImageSource]:
+        """The pictures of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +79,25 @@ class ImageReader:
     def fill(self, indices: npt.NDArray[np.int64], epoch: int, pixels: Pixels) -> dict[int, str]:
         """Read images into rows of (n, C, H, W); returns errors by row."""
         return fill_rows(lambda index: self(int(index), epoch), indices, pixels)
+
+    def sources_of(self, indices: npt.NDArray[np.int64]) -> list[ImageSource]:
+        """The pictures with these indices."""
+        return [self.sources[index] for index in indices.tolist()]
+
+
+@dataclasses.dataclass(frozen=True)
+class FileReader:
+    """The pixels of batches of files."""
+
+    preprocess: Preprocess
+
+    def fill(self, files: Sequence[ImageFile], _: int, pixels: Pixels) -> dict[int, str]:
+        """Read files into rows of (n, C, H, W); returns errors by row."""
+        return fill_rows(self.preprocess.pixels, files, pixels)
+
+    def sources_of(self, files: Sequence[ImageFile]) -> Sequence[ImageFile]:
+        """The files themselves."""
+        return files
 
 
 def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixels) -> dict[int, str]:
@@ -100,12 +133,12 @@ def random_crop(
 
 
 def read_here(
-    reader: ImageReader, batches: Iterable[npt.NDArray[np.int64]], epoch: int
-) -> Iterator[tuple[npt.NDArray[np.int64], Pixels, dict[int, str]]]:
+    reader: Reader[B], batches: Iterable[B], epoch: int
+) -> Iterator[tuple[B, Pixels, dict[int, str]]]:
     """As `ReadingPool.read`, in this process."""
-    for indices in batches:
-        pixels = np.empty((len(indices), reader.preprocess.channels, *reader.preprocess.image_size), np.uint8)
-        yield indices, pixels, reader.fill(indices, epoch, pixels)
+    for batch in batches:
+        pixels = np.empty((len(batch), reader.preprocess.channels, *reader.preprocess.image_size), np.uint8)
+        yield batch, pixels, reader.fill(batch, epoch, pixels)
 
 
 @contextlib.contextmanager
@@ -196,19 +229,6 @@ class ReadingPool(Generic[B]):
         if isinstance(answer, UserError):
             raise answer
         return answer
-
-
-def file_pool(preprocess: Preprocess, batch_size: int, workers: int) -> ReadingPool[Sequence[ImageFile]]:
-    """A pool for batches of files, at a lower priority than the model: at equal priority, its threads would
-    wait for the one that shares its core with a process."""
-    fill = functools.partial(_fill_from_files, preprocess)
-    return ReadingPool(fill, preprocess, batch_size, workers, niceness=10)
-
-
-def _fill_from_files(
-    preprocess: Preprocess, files: Sequence[ImageFile], _: int, pixels: Pixels
-) -> dict[int, str]:
-    return fill_rows(preprocess.pixels, files, pixels)
 
 
 def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:

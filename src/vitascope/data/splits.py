@@ -255,7 +255,7 @@ def without_rare(inventory: Inventory, least: int) -> Inventory:
     known = inventory.by_name.get("train", inventory.by_name.get("all"))
     if known is None or known.targets is None:
         return inventory
-    if not known.targets.exclusive:
+    if known.targets.strata is None:
         raise UserError("min_images is for images of one class each, and these have several: leave it out")
     counts = dict(zip(known.class_names, known.targets.counts.tolist(), strict=True))
     rare = {name: count for name, count in counts.items() if count < least}
@@ -319,7 +319,7 @@ def stratified_split(
     if not least:
         check_class_sizes(images, 2, f"{images.name} and {name}")
     first, targets = first_of_content(images.contents), images.targets
-    if len(images.groups) or not (targets is None or targets.exclusive):
+    if len(images.groups) or (targets is not None and targets.strata is None):
         taken = _bound_share(images, first, share, seed, least)
     else:
         # The first of equal images is drawn, and the others follow it.
@@ -348,7 +348,7 @@ def _bound_share(
     group_of = np.unique(images.groups, return_inverse=True)[1] if len(images.groups) else first
     targets = images.targets
     labels = np.zeros((len(images), 0), dtype=np.bool_) if targets is None else targets.members
-    every_class = targets is not None and targets.exclusive
+    every_class = targets is not None and targets.strata is not None
     sets = bound_sets(first, group_of)
     for k, column in enumerate(labels.T) if every_class else ():
         if not least and len(np.unique(sets[column])) < 2:
@@ -384,7 +384,8 @@ def check_class_sizes(images: ImageSet, needed: int, parts: str) -> None:
     """Reject images, or a class, with too few different ones for some parts."""
     different = np.flatnonzero(first_of_content(images.contents) == np.arange(len(images)))
     counts = [("the data have", len(images), len(different))]
-    if (targets := images.targets) is not None and targets.exclusive:
+    by_class = (targets := images.targets) is not None and targets.strata is not None
+    if targets is not None and by_class:
         classes = [f"class {name!r} has" for name in targets.class_names]
         pairs = targets.counts.tolist(), targets.take(different).counts.tolist()
         counts = list(zip(classes, *pairs, strict=True))
@@ -403,7 +404,7 @@ def check_class_sizes(images: ImageSet, needed: int, parts: str) -> None:
         )
         advice = (
             f": min_images={needed} leaves them out, rare=train keeps them in training alone"
-            if targets is not None and targets.exclusive and len(few) < len(counts)
+            if by_class and len(few) < len(counts)
             else ""
         )
         raise UserError(f"{'; '.join(few[:MOST_NAMED])}{more}{several}; {rule}{advice}")

@@ -1,27 +1,17 @@
-"""DATA in a store: its images; folders, which are listed; tables and archives, which are copied."""
+"""Image files: paths, with the cells of their row in a table, and pictures in a store."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Generator, Iterable, Iterator
-from pathlib import Path
-from typing import TypeAlias, TypeVar
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Self, TypeAlias, TypeVar
 
 from vitascope.data.decoding import Encoded
-from vitascope.data.formats.archive import TAR_SUFFIXES
 from vitascope.data.listing import IMAGE_SUFFIXES, is_system_folder, suffix_of
-from vitascope.data.splits import ImageSet
-from vitascope.data.table_options import TABLE_SUFFIXES, is_table
-from vitascope.errors import UserError
 from vitascope.remote import cache
-from vitascope.remote.paths import StorePath, listed_folder
 from vitascope.remote.stores import RemoteObject, find_object, is_url, name_in, walk
 
 S = TypeVar("S")
-
-_ARCHIVES = (".zip", *TAR_SUFFIXES)
-_DATA_SET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +26,20 @@ class StoredImage(Encoded):
     def read_bytes(self) -> bytes:
         """The encoded picture, from the cache or from the store."""
         return cache.read(self.object)
+
+
+class TableImage(str):
+    """The path of an image, with the cells of its row."""
+
+    __slots__ = ("cells",)
+    cells: tuple[str, ...]
+
+    @classmethod
+    def of(cls, path: str, cells: Sequence[str]) -> Self:
+        """The image of a path, with these cells."""
+        image = cls(path)
+        image.cells = tuple(cells)
+        return image
 
 
 ImageFile: TypeAlias = str | StoredImage
@@ -78,38 +82,3 @@ def fetched_ahead(sources: Iterable[S]) -> Generator[S, None, None]:
     return cache.prefetched(
         sources, lambda source: source.object if isinstance(source, StoredImage) else None
     )
-
-
-def open_stored(url: str) -> Path:
-    """DATA in a store: a folder as it is listed now, or the local copy of a table or an archive.
-
-    Raises:
-        StoreError: no such object or folder, or the store does not answer.
-        UserError: another kind of object, or one that the cache has no room for.
-    """
-    found = find_object(url)
-    if found is None:
-        return listed_folder(url)
-    if not is_table(url) and not url.lower().endswith(_ARCHIVES):
-        raise UserError(
-            f"{url}: neither a folder, nor a table or an archive by its name "
-            f"({', '.join((*TABLE_SUFFIXES, *_ARCHIVES))})"
-        )
-    folder = url.rpartition("/")[0]
-    return cache.copied([found], folder) / name_in(url, folder)
-
-
-def with_objects(images: ImageSet) -> ImageSet:
-    """The same images, with `StoredImage`s in place of paths in a store."""
-    if not isinstance(images.sources, list):
-        return images  # shards, whose files are objects already, and pixels in memory
-    sources = [
-        StoredImage(source.object) if isinstance(source, StorePath) else source for source in images.sources
-    ]
-    return dataclasses.replace(images, sources=sources)
-
-
-def hub_id(data: str) -> str:
-    """The id of a whole data set of the hub, which its own library reads; other data stay as they are."""
-    match = _DATA_SET.fullmatch(data)
-    return data if match is None else f"{match[1]}@{match[2] or 'main'}"

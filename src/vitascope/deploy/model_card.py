@@ -93,16 +93,14 @@ def _explaining(repo_id: str) -> Iterator[None]:
     try:
         yield
     except client_errors() as error:
-        if answer := unreachable(error):
-            raise UserError(f"{repo_id}: the model was not uploaded: {answer}; try again") from error
         reason = " ".join(str(error).split())
-        if isinstance(error, HFValidationError):
+        if answer := unreachable(error):
+            reason = f"{answer}; try again"
+        elif isinstance(error, HFValidationError):
             reason += "; name it `owner/name`"
-        elif status_of(error) is None:  # not the hub's own reason
-            raise UserError(f"{repo_id}: the model was not uploaded: {reason}") from error
         elif status_of(error) in (401, 403, 404):
             reason += "; log in with `hf auth login`, or give a token that may write there"
-        raise UserError(f"{repo_id}: the hub did not accept the model: {reason}") from error
+        raise UserError(f"{repo_id}: the model was not uploaded: {reason}") from error
 
 
 def model_card(model: VisionModel, repo_id: str, run: Run | None = None) -> str:

@@ -19,10 +19,8 @@ from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
 from vitascope.evaluation.calibration import (
     Temperature,
-    as_logits,
     class_gaussians,
     familiarity_of,
-    sharpened,
 )
 from vitascope.evaluation.measure import BATCH_SIZE, features_of_images, measure
 from vitascope.evaluation.novelty import (
@@ -35,7 +33,6 @@ from vitascope.evaluation.novelty import (
 from vitascope.model.trust import PredictionSets, Trust, class_distances, nearest_class
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
-from vitascope.run.label_measures import best_thresholds
 from vitascope.storage import check_new_folder, new_folder
 from vitascope.weights.loading import from_pretrained, save_pretrained
 
@@ -112,12 +109,11 @@ def calibrate_model(
         gather: as of `measure`.
     """
     measured = measure(engine(), val, gather)
-    exclusive = not measured.several
-    temperature = Temperature.of(measured.targets, as_logits(measured.probabilities, exclusive=exclusive))
+    targets = measured.targets
+    temperature = Temperature.of(targets, targets.logits(measured.probabilities))
     temperature.apply(model)
-    probabilities = sharpened(measured.probabilities, 1 / temperature.values, exclusive=exclusive)
-    if not exclusive:
-        thresholds = best_thresholds(measured.labels, measured.targets.scored(probabilities)).tolist()
+    probabilities = targets.sharpened(measured.probabilities, 1 / temperature.values)
+    if thresholds := targets.tuned_thresholds(probabilities):
         model.config = model.config.replace(thresholds=thresholds)
         return CalibrationResult(temperature)
     features, labels = features_of_images(engine(), known(), gather)

@@ -26,8 +26,6 @@ Floats = npt.NDArray[np.float64]
 
 SHARPEST = 100.0
 """The largest factor of the logits."""
-SMALLEST_LOGIT = -104.0
-"""The logarithm of a probability of 0, which in float32 may be 1e-45."""
 STEPS = 40
 """Of the bisection, each of which halves the interval of the factor's logarithm."""
 GAIN = 3.32
@@ -49,14 +47,6 @@ EACH = 50
 """Images with a class, and without it, from which on it may have its own temperature."""
 
 
-def as_logits(probabilities: npt.NDArray[np.floating], *, exclusive: bool) -> Floats:
-    """Logits (N, K) with these probabilities."""
-    wide = torch.from_numpy(probabilities).double()
-    if not exclusive:
-        return wide.logit(eps=1e-12).numpy()
-    return wide.log().clamp(min=SMALLEST_LOGIT).numpy()
-
-
 UNKNOWN = -1e9
 """The logit where a label is unknown: at any factor it has no loss and no slope."""
 
@@ -70,10 +60,9 @@ def sharpness(targets: Targets, logits: Floats, unknown: float = 2) -> float:
     classes): where all answers are right, it stays finite.
     """
     wide, members = _of_known(targets, logits), targets.members
-    share = unknown / (unknown + (len(targets) if targets.exclusive else targets.known.mean()))
-    evenly = wide[wide > UNKNOWN].sum() / (wide.shape[1] if targets.exclusive else 2)
-    wanted = (1 - share) * wide[members].sum() + share * evenly
-    return _sharpness(wide, wanted, targets.exclusive)
+    share = unknown / (unknown + targets.known.mean())
+    wanted = (1 - share) * wide[members].sum() + share * wide[wide > UNKNOWN].sum() / targets.outcomes
+    return _sharpness(targets, wide, wanted)
 
 
 def _of_known(targets: Targets, logits: Floats) -> Floats:
@@ -81,26 +70,12 @@ def _of_known(targets: Targets, logits: Floats) -> Floats:
     return np.where(targets.rows < 0, UNKNOWN, logits) if targets.partial else logits
 
 
-def _shares(logits: Floats, exclusive: bool) -> Floats:
-    """The probabilities (N, K) of logits."""
-    found = torch.from_numpy(logits)
-    return (found.softmax(dim=1) if exclusive else found.sigmoid()).numpy()
-
-
-def _loss(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> float:
-    """The loss of all images in nats, from the classes that each has and its logits, (N, K) each."""
-    if exclusive:
-        return float(-torch.from_numpy(logits).log_softmax(dim=1).numpy()[members].sum())
-    return float(np.logaddexp(0, np.where(members, -logits, logits)).sum())
-
-
 def mean_loss(targets: Targets, logits: Floats) -> float:
     """The loss of logits (N, K) per image, nats; the mean over the known classes where any may apply."""
-    total = _loss(targets.members, _of_known(targets, logits), targets.exclusive)
-    return total / (len(targets) if targets.exclusive else int(targets.known.sum()))
+    return targets.total_loss(targets.members, _of_known(targets, logits)) / targets.decisions
 
 
-def _sharpness(logits: Floats, wanted: float, exclusive: bool, spread: float = math.inf) -> float:
+def _sharpness(targets: Targets, logits: Floats, wanted: float, spread: float = math.inf) -> float:
     """By bisection: the loss is convex in the factor, and its slope is that of the sum of the logits that the
     classes are expected to have, against those that they have. To it comes that of a normal prior of the
     factor's logarithm, with a standard deviation."""
@@ -108,18 +83,12 @@ def _sharpness(logits: Floats, wanted: float, exclusive: bool, spread: float = m
     for _ in range(STEPS):
         middle = (low + high) / 2
         factor = np.exp(middle)
-        slope = factor * ((_shares(factor * logits, exclusive) * logits).sum() - wanted)
+        slope = factor * ((targets.probabilities(factor * logits) * logits).sum() - wanted)
         if slope + middle / spread**2 > 0:
             high = middle
         else:
             low = middle
     return float(np.exp(low))
-
-
-def sharpened(probabilities: npt.NDArray[np.floating], factor: float | Floats, *, exclusive: bool) -> Floats:
-    """The probabilities (N, K) of logits that are multiplied by a factor, one for all or (K,)."""
-    wide = torch.from_numpy(probabilities).double()
-    return _shares((wide.log() if exclusive else wide.logit()).numpy() * factor, exclusive)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,12 +120,11 @@ class Temperature:
         if N < FEWEST and not out_of_fold:
             reason = f"fitting one needs {FEWEST} validation images, or out-of-fold answers, as folds have"
             return cls(np.ones(wide.shape[1]), N, reason)
-        members, exclusive = targets.members, targets.exclusive
-        factor, reason = _factor(members, wide, exclusive)
+        members = targets.members
+        factor, reason = _factor(targets, members, wide)
         values = np.full(wide.shape[1], 1 / factor)
-        if not exclusive:
-            for k in np.flatnonzero(np.minimum(targets.counts, targets.known - targets.counts) >= EACH):
-                values[k] /= _factor(members[:, k], factor * wide[:, k], exclusive)[0]
+        for k in targets.classes_alone(EACH):
+            values[k] /= _factor(targets, members[:, k], factor * wide[:, k])[0]
         return cls(values, N, reason if (values == 1).all() else "", out_of_fold)
 
     def apply(self, model: VisionModel) -> None:
@@ -176,10 +144,10 @@ class Temperature:
         return f"temperature {shown}, from {images}"
 
 
-def _factor(members: npt.NDArray[np.bool_], logits: Floats, exclusive: bool) -> tuple[float, str]:
-    """The most probable factor of the logits, and the reason why it is 1."""
-    factor = _sharpness(logits, logits[members].sum(), exclusive, SPREAD)
-    gain = _loss(members, logits, exclusive) - _loss(members, factor * logits, exclusive)
+def _factor(targets: Targets, members: npt.NDArray[np.bool_], logits: Floats) -> tuple[float, str]:
+    """The most probable factor of the logits of all classes, or of one, and the reason why it is 1."""
+    factor = _sharpness(targets, logits, logits[members].sum(), SPREAD)
+    gain = targets.total_loss(members, logits) - targets.total_loss(members, factor * logits)
     gain -= np.log(factor) ** 2 / (2 * SPREAD**2)
     if gain > GAIN:
         return factor, ""

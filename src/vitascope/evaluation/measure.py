@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitascope.data.decoding import source_name
 from vitascope.data.loading import Batch, Loader, check_unreadable
+from vitascope.data.reading import ImageReader
 from vitascope.data.splits import ImageSet
+from vitascope.data.targets import KINDS
 from vitascope.errors import UserError
 from vitascope.evaluation.reliability import Reliability
 from vitascope.formatting import pandas_library
-from vitascope.model.options import Outputs
 from vitascope.model.trust import PredictionSets
-from vitascope.predict.engine import WHOLE_PICTURES, Engine, stacks
+from vitascope.predict.engine import WHOLE_PICTURES, Engine
+from vitascope.predict.pictures import stream
 from vitascope.run.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ class Evaluation(Predictions):
         return float(self.correct.mean())
 
     @functools.cached_property
-    def reliability(self) -> Reliability:
-        """How far the answers can be trusted, where one class applies."""
+    def reliability(self) -> Reliability | None:
+        """How far the answers can be trusted, where one class applies; else None."""
+        if not self.targets.trusted:
+            return None
         return Reliability.of(self.labels, self.probabilities, self.sets, self.familiarity)
 
     def summary(self) -> dict[str, Any]:
@@ -71,7 +74,7 @@ class Evaluation(Predictions):
             "unreadable": len(self.unreadable),
             **score.summary(),
             "loss": self.loss,
-            **({} if self.several else self.reliability.summary()),
+            **({} if self.reliability is None else self.reliability.summary()),
             **({} if self.averaged is None else {"averaged": self.averaged.summary()}),
         }
 
@@ -82,21 +85,7 @@ class Evaluation(Predictions):
         Raises:
             UserError: no pandas.
         """
-        names = np.array(self.class_names, dtype=object)
-        if self.several:
-            texts = ["; ".join(names[row]) for row in (*self.labels, *self.answers)]
-            N = len(self.labels)
-            columns: dict[str, Any] = {"labels": texts[:N], "predictions": texts[N:], "correct": self.correct}
-            return data_frame(
-                columns | dict(zip(names, self.probabilities.T, strict=True)), index=self.indices
-            )
-        columns = {
-            "label": names[self.labels],
-            "prediction": names[self.classes],
-            "confidence": self.confidences,
-            "correct": self.correct,
-        }
-        return data_frame(columns, index=self.indices)
+        return data_frame(self.targets.columns(self.answers, self.probabilities), index=self.indices)
 
     def fitted_in_words(self) -> str:
         """The images that the model's temperature, and its sets or thresholds, come from; empty for none."""
@@ -143,19 +132,18 @@ class WholePictures:
 
     def epoch(self) -> Iterator[Batch]:
         """The readable images; those of a batch are ordered by size."""
-        for start in range(0, len(self.images), self.batch_size):
-            part = self.images.subset(
-                self.images.name, np.arange(start, min(start + self.batch_size, len(self.images)))
-            )
-            pictures, errors = self.engine.read(part.sources)
-            self.unreadable |= {source_name(part.sources[place]): text for place, text in errors.items()}
+        images, reader = self.images, ImageReader(self.images.sources, self.engine.preprocess)
+        starts = range(0, len(images), self.batch_size)
+        batches = (np.arange(start, min(start + self.batch_size, len(images))) for start in starts)
+        for batch in stream(self.engine, reader, batches, self.batch_size):
+            sources = reader.sources_of(batch.items)
+            self.unreadable |= {source_name(sources[row]): reason for row, reason in batch.faults.items()}
             reasons = list(self.unreadable.values())
-            check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
-            readable = np.array([place for place in range(len(part)) if place not in errors], dtype=np.int64)
-            for places, pixels in stacks(pictures):
-                rows = readable[places]
-                targets = torch.from_numpy(part.truth.take(rows).rows)
-                yield Batch(pixels, targets, start + rows, len(rows))
+            check_unreadable(len(reasons), len(images), images.name, reasons)
+            for places, pixels in batch.stacks:
+                indices = batch.items[batch.readable][places]
+                targets = torch.from_numpy(images.truth.take(indices).rows)
+                yield Batch(pixels, targets, indices, len(indices))
 
 
 def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) -> Loader | WholePictures:
@@ -164,15 +152,6 @@ def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) 
     if engine.own_pixels:
         return WholePictures(engine, images, min(batch_size, WHOLE_PICTURES))
     return Loader(images, engine.preprocess, batch_size, device=engine.device)
-
-
-def check_targets(outputs: Outputs, images: ImageSet) -> None:
-    """Reject images of several classes each for a model that predicts one."""
-    if images.targets is not None and not images.targets.exclusive and outputs != "independent":
-        raise UserError(
-            f"the model predicts one class of an image, and the {images.noun}s have several: measure "
-            "it on images of one class each"
-        )
 
 
 @torch.inference_mode()
@@ -210,7 +189,7 @@ def measure(
             f"the model has {engine.num_classes} classes, and the {images.noun}s have "
             f"{len(images.class_names)}: a model without class names is measured on images of as many classes"
         )
-    check_targets(engine.meaning, images)
+    images.truth.check_outputs(engine.meaning, images.noun)
     computed = [(engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
     copied = [([values.cpu() for values in answers.known()], indices) for answers, indices in computed]
@@ -224,20 +203,14 @@ def measure(
         torch.cat(column)[order] for column in zip(*(answers for answers, _ in rows), strict=True)
     )
     targets = images.truth.take(places[order])
-    labels = torch.from_numpy(targets.rows)
-    if engine.meaning == "exclusive":
-        loss = F.cross_entropy(logits, labels)
-    else:
-        shares = targets.shares(labels)  # (N, K)
-        known = ~shares.isnan()
-        loss = F.binary_cross_entropy_with_logits(logits[known], shares[known])
+    loss = KINDS[engine.meaning].cross_entropy(logits, targets)
     return Evaluation(
         split=images.name,
         indices=places[order],
         targets=targets,
         probabilities=probabilities.numpy(),
-        thresholds=None if targets.exclusive else np.array(engine.thresholds, np.float32),
-        loss=float(loss),
+        thresholds=targets.thresholds(engine.thresholds),
+        loss=loss,
         familiarity=familiarity[0].numpy() if familiarity else None,
         sets=engine.sets,
         unreadable=tuple({path: reason for _, part in parts for path, reason in part.items()}.values()),

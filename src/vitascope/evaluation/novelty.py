@@ -12,10 +12,10 @@ from PIL import Image, ImageDraw
 
 from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.digits import Digits
+from vitascope.data.measures import wilson_interval
 from vitascope.data.samples import PHOTOS, SYNONYMS
 from vitascope.intervals import Interval
 from vitascope.model.trust import FAMILIAR, PredictionSets
-from vitascope.run.measures import wilson_interval
 
 PICTURES = 100
 """Of each other kind, at most."""

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets
-from vitascope.run.measures import (
+from vitascope.data.measures import (
     RiskCoverage,
     calibration,
     calibration_interval,
     wilson_interval,
 )
+from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets
 
 
 @dataclasses.dataclass(frozen=True)

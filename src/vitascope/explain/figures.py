@@ -36,6 +36,9 @@ ONE_OF_SEVERAL = 320
 """Longer side of a picture in a figure of several, in pixels."""
 
 
+_TAKES = {"nothing": "the model alone", "one": "one picture", "some": "one picture or more"}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Picture:
     """A picture as the model gets it, and as people see it."""
@@ -65,7 +68,6 @@ def draw(
     it, with a warning. Save the figure with `Figure.savefig`; its title is `Figure.get_label()`.
 
     Args:
-        model: the model, with its preprocessing if there are pictures.
         pictures: one or many: paths, encoded bytes, Pillow images, or uint8 arrays.
         method: one of `METHODS`, or one of `VIEWS`: of one picture `all` heatmaps, the attention of all
             `heads` or of one `patch`; of one or many its `features`; of many the attention `distance`; of the
@@ -78,35 +80,33 @@ def draw(
         settings: the method's own, such as `layer`, `head`, `fusion`, `discard` or `patch`.
 
     Raises:
-        UserError: no such method, or none for this model; a setting that does not apply; no picture, or more
-            than the method takes; a picture that cannot be read; as the method, and as `evidence`.
+        UserError: an unknown method or setting; another number of pictures than the method takes; a picture
+            that cannot be read; as the method, and as `evidence`.
     """
     check_method(method, [*settings, *(["target"] if target is not None else [])])
     view = VIEWS.get(method)
     if evidence and view is not None:
-        raise UserError(f"evidence is that of a heatmap, and {method} is none: choose {', '.join(METHODS)}")
-    takes = "some" if view is None else view.takes
-    if takes == "nothing":
-        if pictures is not None:
-            raise UserError(f"{method} shows the model alone: leave out the pictures")
+        raise UserError(f"evidence is about a heatmap, and {method} is none: choose {', '.join(METHODS)}")
+    takes = view.takes if view is not None else "one" if evidence else "some"
+    if takes == "nothing" and pictures is None:
         assert view is not None
         return view.draw(model)
-    if pictures is None:
-        raise UserError(f"{method} explains pictures: give one" + (" or more" if takes == "some" else ""))
-    read = _read(model, pictures, truths, are_shown=view is None or view.shows_pictures)
-    if takes == "one" and len(read) > 1:
-        raise UserError(f"{method} explains one picture, not {len(read)}")
-    single = len(read) == 1 and truths is None
+    read = []
+    if takes != "nothing" and pictures is not None:
+        read = _read(model, pictures, truths, are_shown=view is None or view.shows_pictures)
+    if not read or (takes == "one" and len(read) > 1):
+        count = f"not {len(read)} that can be read" if takes != "nothing" else "leave out the pictures"
+        raise UserError(f"{method}{' with evidence' * evidence} is of {_TAKES[takes]}: {count}")
+    single = len(read) == 1 and (truths is None or evidence)
     subject = read[0].name if single else f"{len(read)} {kind}{'s' * (len(read) > 1)}"
     if view is not None:
         return view.draw(model, read, subject, **settings | ({} if target is None else {"target": target}))
-    if evidence and not single:
-        raise UserError(f"evidence is measured on one picture, not {len(read)}")
-    maps = [heatmap(model, each.image, method, target, **settings)[0].cpu().numpy() for each in read]
-    notes = [_note(model, each, METHODS[method], target, heat) for each, heat in zip(read, maps, strict=True)]
-    own = "".join(f", {name} {value}" for name, value in settings.items())
+    maps = [heatmap(model, picture.image, method, target, **settings)[0].cpu().numpy() for picture in read]
+    pairs = list(zip(read, maps, strict=True))
+    notes = [_note(model, picture, METHODS[method], target, heat) for picture, heat in pairs]
+    options = "".join(f", {name} {value}" for name, value in settings.items())
     default = _about_default(model, read) if target is None and METHODS[method].has_target else ""
-    title = METHODS[method].title + own + _about(model, target) + default
+    title = METHODS[method].title + options + _about(model, target) + default
     if single:
         title = _with_prediction(model, read[0], subject, title)
         if not evidence:
@@ -115,9 +115,9 @@ def draw(
 
         measured = measure(model, read[0].image, maps[0], target)
         return plots.draw_explanation(read[0].shown, maps[0], f"{title}, {measured}", notes[0], measured)
-    pairs = [beside_itself(each.shown, heat) for each, heat in zip(read, maps, strict=True)]
-    captions = [_caption(model, each, note) for each, note in zip(read, notes, strict=True)]
-    return plots.draw_grid(pairs, captions, f"{title} over {subject}")
+    captions = [_caption(model, picture, note) for picture, note in zip(read, notes, strict=True)]
+    tiles = [beside_itself(picture.shown, heat) for picture, heat in pairs]
+    return plots.draw_grid(tiles, captions, f"{title} over {subject}")
 
 
 def check_method(method: str, given: Sequence[str]) -> None:
@@ -128,8 +128,8 @@ def check_method(method: str, given: Sequence[str]) -> None:
 def _read(
     model: VisionModel, pictures: Any, truths: Sequence[str | Sequence[str]] | None, *, are_shown: bool
 ) -> list[_Picture]:
-    """The pictures, without those of several that cannot be read; only the model's pixels if they are not
-    shown, because thousands of photographs may not fit into memory."""
+    """Read the pictures; unreadable ones of several are left out. Only the model's pixels are kept if none
+    is shown, because thousands of photographs may not fit into memory."""
     preprocess = preprocess_of(model)
     seen = seen_hw(model, preprocess.image_size)
     sources = preprocess.as_pictures(pictures)
@@ -152,8 +152,6 @@ def _read(
         truth = None if truths is None else _in_one(model, truths[index])
         image = normalized(model, torch.from_numpy(pixels)[None])
         read.append(_Picture(name, image, shown, truth))
-    if not read:
-        raise UserError("no picture that can be read")
     return read
 
 
@@ -247,12 +245,12 @@ VIEWS = {
 
 
 def _guesses(model: VisionModel, picture: _Picture) -> list[tuple[str, float]]:
-    """The predicted class with its probability, or those of several that reach their thresholds, in the
-    order of the model's classes."""
+    """The predicted classes with their probabilities, in the order of the model's classes: one, or all that
+    reach their thresholds."""
     config = model.config
     probabilities = scores(pooled_and_logits(model, picture.image)[1], config.outputs)  # (1, K)
-    if config.outputs == "independent":
-        applies = probabilities[0].cpu() >= torch.tensor(config.decision_thresholds)  # (K,)
+    if thresholds := config.decision_thresholds:
+        applies = probabilities[0].cpu() >= torch.tensor(thresholds)  # (K,)
         indices = applies.nonzero()[:, 0].tolist()
     else:
         indices = predicted(probabilities).tolist()
@@ -277,7 +275,7 @@ def _caption(model: VisionModel, picture: _Picture, note: str) -> plots.Caption:
     if not model.config.gives_classes:
         return plots.Caption(note=note)
     guesses = _guesses(model, picture)
-    confidence = None if model.config.outputs == "independent" else guesses[0][1]
+    confidence = None if model.config.decision_thresholds else guesses[0][1]
     shown = _in_one(model, [name for name, _ in guesses])
     return plots.Caption(shown, confidence, picture.truth, note and "no evidence")
 
@@ -308,16 +306,15 @@ def _note(
     """The sentence for a heatmap that is zero everywhere; empty for any other."""
     if heatmap.any():
         return ""
-    about = _about(model, target).removeprefix(" of ")
-    if not about and method.has_target:
-        about = _most_probable(model, picture)
+    default = _most_probable(model, picture) if method.has_target else ""
+    about = _about(model, target).removeprefix(" of ") or default
     where = " at this layer" if "layer" in method.settings else ""
     return f"no evidence{about and f' for {about}'}{where}"
 
 
 def _about_default(model: VisionModel, pictures: Sequence[_Picture]) -> str:
     """The default target where pictures may have several classes, which do not tell which one it is."""
-    if model.config.outputs != "independent":
+    if not model.config.decision_thresholds:
         return ""
     return (
         f" of {_most_probable(model, pictures[0])}" if len(pictures) == 1 else " of the most probable class"

@@ -44,12 +44,10 @@ def grad_cam(
             the last block's attention, with other pools the features after the final norm. None is "last" for
             grad-cam and 0 for layer-cam. A ResNet has only "last", its last feature map.
         variant: how gradients g become weights: "grad-cam", their mean over the patches; "layer-cam", g where
-            it is positive (Jiang et al. 2021), which weighs each place by itself: that is most informative
-            before attention has mixed the places. (XGrad-CAM is left out: it divides by a channel's sum over
-            the patches, which for normalized tokens is near zero and of either sign.)
+            it is positive (Jiang et al. 2021), which is most informative before attention mixes the places.
 
     Raises:
-        UserError: no such layer or variant; a layer of a ResNet, whose grid is that of its last feature map.
+        UserError: no such layer or variant; a layer of a ResNet.
     """
     images = as_images(model, images)
     # The caller may be in inference mode, which has no gradients.

@@ -5,7 +5,7 @@ With a hook before each pass, a server can run something else in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
@@ -41,9 +41,14 @@ def as_images(model: VisionModel, images: Images) -> Tensor:
         return images if (height, width) == size else images[:, :, :height, :width]
     preprocess = preprocess_of(model)
     pixels = [preprocess.pixels(picture) for picture in preprocess.as_pictures(images)]
-    if not pixels:
-        raise UserError("no pictures: give at least one")
+    check_some(pixels)
     return as_images(model, normalized(model, torch.from_numpy(np.stack(pixels))))
+
+
+def check_some(images: Sized) -> None:
+    """Reject no images at all."""
+    if not len(images):
+        raise UserError("no images: give at least one")
 
 
 def normalized(model: VisionModel, pixels: Tensor) -> Tensor:

@@ -32,16 +32,15 @@ def integrated_gradients(
 
     Args:
         steps: points at which the gradient is computed; a ResNet needs more than a Vision Transformer.
-        batch_size: images per forward pass, at most.
 
     Raises:
-        UserError: steps or a batch size below 1; gradients that are not finite.
+        UserError: gradients that are not finite.
     """
     images = as_images(model, images)
     grid = grid_of(model, images)
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
-    asked = as_target(target, model.config, logits)
-    pixels = pixel_attributions(model, images, asked, steps=steps, batch_size=batch_size).sum(dim=1)
+    targets = as_target(target, model.config, logits)
+    pixels = pixel_attributions(model, images, targets, steps=steps, batch_size=batch_size).sum(dim=1)
     return to_unit(sum_cells(pixels, grid), scaled)
 
 

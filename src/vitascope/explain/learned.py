@@ -12,11 +12,10 @@ from vitascope.arguments import checked
 from vitascope.errors import UserError
 from vitascope.explain.attention import attending, stream_attention
 from vitascope.explain.heatmaps import Count, not_finite
-from vitascope.explain.inputs import Images, as_images
+from vitascope.explain.inputs import Images, as_images, check_some
 from vitascope.model.config import ViTConfig
 from vitascope.model.patches import ConvPatches
-from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
-from vitascope.model.vit import VisionTransformer
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 
 _WEIGHTS_AT_ONCE = 2**26
 """Attention weights of one layer held at a time: 256 MB of float32."""
@@ -44,8 +43,7 @@ def attention_distance(model: VisionModel, images: Images) -> Tensor:
     model, images = attending(model), as_images(model, images)
     config = model.config
     between = patch_distances(config, model.grid_of(images)).to(images.device)  # (N, N)
-    if not len(images):
-        raise UserError("attention distance is a mean over images: give at least one")
+    check_some(images)
     T = config.num_prefix_tokens + len(between)
     total, count = torch.zeros(2, config.depth, config.num_heads, dtype=torch.float64)
     for chunk in images.split(max(1, _WEIGHTS_AT_ONCE // (config.num_heads * T * T))):
@@ -85,16 +83,6 @@ def _distances_of_rows(weights: Tensor, between: Tensor, num_prefix_tokens: int)
     return torch.stack(means)
 
 
-_WITHOUT_TABLE = {
-    "none": "this model has no positions at all",
-    "relative": "relative positions add a number per offset to the attention scores",
-    "relative_by_block": "relative positions add a number per offset to the attention scores",
-    "rotary": "rotary positions rotate queries and keys",
-    "rotary_axial": "rotary positions rotate queries and keys",
-    "rotary_mixed": "rotary positions rotate queries and keys",
-}
-
-
 @torch.no_grad()
 @checked
 def position_similarity(model: VisionModel) -> Tensor:
@@ -106,16 +94,13 @@ def position_similarity(model: VisionModel) -> Tensor:
     column j with that in row k, column l. 0 where an embedding is all zeros. Positions that are not added to
     the tokens are a `UserError`, as is a ResNet.
     """
-    if not isinstance(model, VisionTransformer):
-        raise UserError(
-            f"{kind_of(model.config)} has no position embeddings: this is for Vision Transformers"
-        )
+    model = attending(model)
     gh, gw = grid = model.config.grid
     table = model.positions.table(grid)  # (1, T, D), or (1, N, D)
     if table is None:
         raise UserError(
-            f"{_WITHOUT_TABLE[model.config.embedding.positions]}, so there are no position embeddings to "
-            "compare; positions learned, learned_2d and sincos_* have them"
+            f"positions {model.config.embedding.positions!r} add nothing to the tokens, so there are no "
+            "position embeddings to compare; positions learned, learned_2d and sincos_* have them"
         )
     unit = F.normalize(table[0, -gh * gw :].double(), dim=1)  # (N, D)
     return (unit @ unit.T).clamp(-1, 1).float().reshape(*grid, *grid)
@@ -139,14 +124,12 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
     and figure 7, left).
 
     Args:
-        model: a `VisionTransformer` whose stem embeds pixels: "conv" or "overlap".
         count: number of components; fewer where the filters have fewer.
 
     Raises:
-        UserError: a count below 1; filters that are all equal; a ResNet, or a stem of several layers.
+        UserError: a ResNet, or another stem than "conv" and "overlap".
     """
-    if not isinstance(model, VisionTransformer):
-        raise UserError(f"{kind_of(model.config)} has no patch embedding: this is for Vision Transformers")
+    model = attending(model)
     if not isinstance(model.patch_embedding, ConvPatches):
         raise UserError(
             f"the stem {model.config.embedding.stem!r} embeds patches of a feature map, so its filters are "
@@ -154,8 +137,6 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
         )
     weight = model.patch_embedding.weight  # (D, C, ph, pw)
     components, shares = principal_components(weight.flatten(1), count)
-    if not len(components):
-        raise UserError(f"the {len(weight)} filters of this patch embedding are all equal: nothing to show")
     return PatchFilters(components.float().reshape(-1, *weight.shape[1:]), shares.float())
 
 
@@ -164,25 +145,20 @@ def patch_filters(model: VisionModel, count: Count = 28) -> PatchFilters:
 def feature_colours(model: VisionModel, images: Images, layer: int = -1) -> Tensor:
     """The first three principal components of the patches' features, as red, green and blue.
 
-    Patches with similar features have similar colours (as in Oquab et al. 2024, figure 1, without removing
-    the background). The components are computed over all patches of all images, so colours are comparable
-    within a batch and not across batches. The mean is 0.5; 0 and 1 are two standard deviations below and
-    above it, so that a few outliers do not leave one colour to all other patches.
+    Similar features have similar colours (as in Oquab et al. 2024, figure 1, without removing the
+    background). The components are those of all patches of all images, so colours are comparable within a
+    batch only. The mean is 0.5; 0 and 1 are two standard deviations from it, because of outliers.
 
     Args:
-        layer: whose output, under the model's final norm, is shown, in 0 to depth - 1; negative counts from
-            the last, so -1 is `forward_features`.
+        layer: whose output, under the model's final norm, is shown; negative counts from the last.
 
-    Returns:
-        float32 (B, grid_h, grid_w, 3) in [0, 1]; 0.5 for a missing component, where features vary in fewer
-        than three directions.
+    Returns float32 (B, grid_h, grid_w, 3) in [0, 1]; 0.5 for a missing component.
 
     Raises:
         UserError: no such layer; no images; features that are not finite.
     """
     model, images = attending(model), as_images(model, images)
-    if not len(images):
-        raise UserError("colours compare the patches of images: give at least one")
+    check_some(images)
     with evaluation_mode(model):
         (tokens,) = model.forward_intermediates(images, [layer])
     features = tokens[:, model.config.num_prefix_tokens :].flatten(0, 1)  # (B * N, D)
@@ -206,11 +182,11 @@ def principal_components(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     M, D = centred.shape
     # The smaller of the two products: M is thousands for patches, D is for filters of 32x32 pixels.
     if M < D:
-        variances, left = torch.linalg.eigh(centred @ centred.T)  # (M,), (M, M), rising
-        directions = (left.T @ centred).flip(0)
+        variances, vectors = torch.linalg.eigh(centred @ centred.T)  # (M,), (M, M), rising
+        directions = (vectors.T @ centred).flip(0)
     else:
-        variances, right = torch.linalg.eigh(centred.T @ centred)  # (D,), (D, D), rising
-        directions = right.T.flip(0)
+        variances, vectors = torch.linalg.eigh(centred.T @ centred)  # (D,), (D, D), rising
+        directions = vectors.T.flip(0)
     variances = variances.flip(0)
     kept = (variances > _ROUNDING**2 * values.square().sum()).nonzero()[:count, 0]
     components = F.normalize(directions[kept], dim=1)  # (k, D)

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError
+from vitascope.explain.attention import attending
 from vitascope.explain.heatmaps import not_finite
 from vitascope.explain.inputs import Images, as_images, call_hook
-from vitascope.explain.targets import ClassScore, TargetLike, as_target
+from vitascope.explain.targets import TargetLike, as_classes
 from vitascope.model.trace import Trace
-from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
+from vitascope.model.vision_model import VisionModel, evaluation_mode
 from vitascope.model.vit import VisionTransformer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lens:
-    """What is read after 0 to L layers; the first entry is that of z_0, before any layer."""
+    """The classes after 0 to L layers; the first entry is of z_0, before any layer."""
 
     logits: Tensor
     """float32 (L + 1, B, K): of the image; the last are the model's own."""
@@ -39,19 +39,14 @@ def lens(model: VisionModel, images: Images, target: TargetLike = None) -> Lens:
     map of Zhou et al. 2016.
 
     Args:
-        model, images: see `vitascope.explain`.
         target: the class of `patches`, by number or name, or one per image; None is all K classes.
 
     Raises:
         UserError: a ResNet, an ensemble, a model without classes, an unknown class.
     """
-    if not isinstance(model, VisionTransformer):
-        raise UserError(f"the lens reads the tokens of a Vision Transformer, not of {kind_of(model.config)}")
-    images = as_images(model, images)
-    asked = as_target(0 if target is None else target, model.config, images)
-    if type(asked) is not ClassScore:
-        raise UserError("the lens reads classes: give a class by number or name, one per image, or none")
-    classes = None if target is None else asked.classes
+    model, images = attending(model), as_images(model, images)
+    score = as_classes(0 if target is None else target, model.config, images)
+    classes = None if target is None else score.classes
     names = ["embeddings", *(f"block{index}" for index in range(model.config.depth))]
     trace = Trace(names=names)
     call_hook()

@@ -118,23 +118,23 @@ def write_maps(
             if len(os.fsencode(path.name)) > _LONGEST:
                 yield f"{printable(name)}: {path.name[:20]}... is too long for the name of a map: shorten it"
                 continue
-            found = _Map.read(path)
-            if os.path.lexists(path) and (found is None or found.key != key or not found.suits(model, maps)):
+            record = _Map.read(path)
+            if os.path.lexists(path) and not (record and record.key == key and record.suits(model, maps)):
                 raise UserError(
                     f"{path} exists, and is not a map of this picture by this model and these options: name "
                     "another folder"
                 )
-            if found is None:
+            if record is None:
                 try:
                     framed = preprocess.framed(source).top_left(*seen_hw(model, preprocess.image_size))
                 except UserError as error:
                     yield str(error)
                     continue
                 image = normalized(model, torch.from_numpy(framed.pixels)[None])  # (1, C, H, W)
-                found = _map_of(model, image, key, method, target, settings)
-                _write_map(path, Picture.of_channels(framed.picture, framed.box), found)
+                record = _map_of(model, image, key, method, target, settings)
+                _write_map(path, Picture.of_channels(framed.picture, framed.box), record)
             names.append(name)
-            maps.append(found)
+            maps.append(record)
             with Image.open(path) as drawn:
                 drawn.thumbnail((_THUMBNAIL, _THUMBNAIL))
                 shown.append(np.asarray(drawn))
@@ -145,18 +145,13 @@ def write_maps(
             raise UserError("no picture that can be read")
         if shown:
             _write_sheet(model, out, names, maps, shown)
-        numbers: dict[str, Any] = {
-            "names": np.array(names),
-            "heatmaps": np.stack([each.heatmap() for each in maps]),
-        }
+        numbers: dict[str, Any] = {"heatmaps": np.stack([record.heatmap() for record in maps])}
         if model.config.gives_classes:
-            numbers |= {
-                "predicted": np.array([each.predicted for each in maps]),
-                "targets": np.array([each.explained for each in maps]),
-                "probabilities": np.array([each.probability for each in maps]),
-            }
+            fields = {"predicted": "predicted", "targets": "explained", "probabilities": "probability"}
+            for name, field in fields.items():
+                numbers[name] = np.array([getattr(record, field) for record in maps])
         with replacing(out / NUMBERS) as aside:
-            np.savez_compressed(aside, **numbers)
+            np.savez_compressed(aside, names=np.array(names), **numbers)
 
 
 def _map_of(
@@ -182,23 +177,23 @@ def _map_of(
     return _Map(key, base64.b64encode(heat.tobytes()).decode(), heat.shape, **classes)
 
 
-def _write_map(path: Path, picture: Picture, found: _Map) -> None:
-    record = PngInfo()
-    record.add_itxt(_RECORD, json.dumps(dataclasses.asdict(found)), zip=True)
+def _write_map(path: Path, picture: Picture, record: _Map) -> None:
+    text = PngInfo()
+    text.add_itxt(_RECORD, json.dumps(dataclasses.asdict(record)), zip=True)
     make_folder(path.parent)
     with replacing(path) as aside:
-        drawn = Image.fromarray(overlay(picture.enlarged(), found.heatmap()))
-        drawn.save(aside, "PNG", pnginfo=record, compress_level=COMPRESSION)
+        drawn = Image.fromarray(overlay(picture.enlarged(), record.heatmap()))
+        drawn.save(aside, "PNG", pnginfo=text, compress_level=COMPRESSION)
 
 
-def _caption(model: VisionModel, found: _Map, name: str) -> Caption:
+def _caption(model: VisionModel, record: _Map, name: str) -> Caption:
     """The explained class, else the predicted one, with its probability, and the picture's name."""
-    note = short(name, 20) if found.heatmap().any() else "no evidence"
-    index = found.predicted if found.explained < 0 else found.explained
+    note = short(name, 20) if record.heatmap().any() else "no evidence"
+    index = record.predicted if record.explained < 0 else record.explained
     if index < 0:
         return Caption(note=note)
     label = model.config.class_names[index] if model.config.class_names else str(index)
-    return Caption(printable(label, 80), found.probability, note=note)
+    return Caption(printable(label, 80), record.probability, note=note)
 
 
 def _write_sheet(

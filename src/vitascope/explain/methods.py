@@ -60,12 +60,12 @@ class Method:
         """Heatmaps as of `heatmap`; a method without a target ignores `target`. Of an ensemble, the mean of
         its members' maps, for what all of them predict together."""
         if isinstance(model, Ensemble):
-            images, asked = as_images(model, images), target
+            images = as_images(model, images)
             if self.has_target and target is None:
-                asked = predicted(pooled_and_logits(model, images)[1])
+                target = predicted(pooled_and_logits(model, images)[1])
             maps = [
                 self(member, images, part, batch_size=batch_size, scaled=scaled, **settings)
-                for member, part in zip(model.members, _of_members(asked, model), strict=True)
+                for member, part in zip(model.members, _of_members(target, model), strict=True)
             ]
             return to_unit(torch.stack(maps).mean(dim=0), scaled)
         settings["scaled"] = scaled
@@ -135,13 +135,10 @@ def heatmap(
     """Heatmaps by a method's name.
 
     Args:
-        model, images: see `vitascope.explain`.
         method: one of `METHODS`.
         target: see `vitascope.explain`; only None for methods that show the same for every class.
-        batch_size: images at once, for methods that run the model many times; None is the method's own
-            default.
-        scaled: False returns the method's numbers before they are scaled, negative ones too: the images can
-            be compared with each other.
+        batch_size: images at once, for methods that run the model many times; None is the method's default.
+        scaled: False returns numbers that are comparable between images, negative ones too.
         settings: the method's own, such as `layer`.
 
     Raises:
@@ -152,18 +149,17 @@ def heatmap(
 
 
 def check_settings(
-    method: str, given: Iterable[str], others: Mapping[str, Sequence[str]] | None = None
+    method: str, settings: Iterable[str], others: Mapping[str, Sequence[str]] | None = None
 ) -> None:
     """Reject an unknown method, and settings or "target" that do not apply; `others` extend `METHODS`."""
-    known = {name: (*each.settings, *["target"] * each.has_target) for name, each in METHODS.items()}
-    known |= {name: tuple(settings) for name, settings in (others or {}).items()}
-    check_choice("method", method, known)
-    for setting in given:
-        if setting not in known[method]:
-            takers = ", ".join(name for name, settings in known.items() if setting in settings)
-            raise UserError(
-                f"{setting} does not apply to {method}" + (f", only to {takers}" if takers else "")
-            )
+    accepted = {name: (*one.settings, *["target"] * one.has_target) for name, one in METHODS.items()}
+    accepted |= {name: tuple(names) for name, names in (others or {}).items()}
+    check_choice("method", method, accepted)
+    for setting in settings:
+        if setting not in accepted[method]:
+            takers = ", ".join(name for name, names in accepted.items() if setting in names)
+            only = f", only to {takers}" if takers else ""
+            raise UserError(f"{setting} does not apply to {method}{only}")
 
 
 def methods_for(model: VisionModel, target: TargetLike = None) -> dict[str, Method]:

@@ -30,19 +30,13 @@ def occlusion(
 
     Hidden pixels become 0, in normalized images the mean colour. A window of `window` x `window` cells moves
     over the image in steps of one cell; a cell's heat is the mean drop over the windows that cover it, or 0
-    where the score rises. A larger window is smoother, and finds regions that stay readable without any
-    single cell.
+    where the score rises. A larger window finds regions that stay readable without any single cell.
 
-    The cells are the patches of a `VisionTransformer`, or the places of a `ResNet`'s last feature map. Where
-    these overlap or reach over the edge, cells are equal parts of the image, as many as the grid has. The
-    model runs once per image and window.
-
-    Args:
-        window: height and width of the window, in cells.
-        batch_size: images per forward pass, at most.
+    Cells are equal parts of the image, as many as a `VisionTransformer` has patches, or a `ResNet` places in
+    its last feature map. The model runs once per image and window.
 
     Raises:
-        UserError: a window larger than the grid, a batch size below 1; scores that are not finite.
+        UserError: a window larger than the grid; scores that are not finite.
     """
     images = as_images(model, images)
     grid = grid_of(model, images)
@@ -51,8 +45,8 @@ def occlusion(
         torch.cat(parts)
         for parts in zip(*(pooled_and_logits(model, part) for part in images.split(batch_size)), strict=True)
     )  # (B, D), (B, K)
-    asked = as_target(target, model.config, logits)
-    scores = asked.score(pooled, logits)  # (B,)
+    targets = as_target(target, model.config, logits)
+    scores = targets.score(pooled, logits)  # (B,)
     over_rows, over_columns = (windows(cells, window) for cells in grid)  # (nh, gh), (nw, gw)
     covered = over_rows.sum(dim=0)[:, None] * over_columns.sum(dim=0)  # (gh, gw): windows over each cell
     rows, columns = cell_of_pixels(grid, (images.shape[2], images.shape[3]))
@@ -64,7 +58,7 @@ def occlusion(
         for part in pairs.split(batch_size):
             # A few masks at a time: all of a large image's take more memory than its attention.
             masks = down[part[:, 0], :, None] & across[part[:, 1], None, :]  # (n, H, W)
-            falls.append(drops(model, image, masks[:, None], asked.select(index), scores[index]))
+            falls.append(drops(model, image, masks[:, None], targets.select(index), scores[index]))
         by_window = torch.cat(falls).cpu().reshape(len(over_rows), len(over_columns))
         heat[index] = over_rows.T @ by_window @ over_columns / covered
     return to_unit(heat.to(images.device), scaled)

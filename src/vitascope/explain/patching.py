@@ -43,11 +43,9 @@ def patching(
         layers: the first block whose input is patched, and the block after the last one, as in `range`; None
             is the first half of the blocks, which was the best of small models in
             `benchmarks/results/2026-11-28-heatmaps.md`; the paper takes middle blocks, of deeper models.
-        batch_size: variants of the blank image per forward pass, at most.
 
     Raises:
-        UserError: layers that do not exist; a batch size below 1; a ResNet; token merging; scores that are
-            not finite.
+        UserError: layers that do not exist; a ResNet; token merging; scores that are not finite.
     """
     model, images = attending(model), as_images(model, images)
     depth, grid = model.config.depth, model.grid_of(images)
@@ -55,7 +53,7 @@ def patching(
     if not 0 <= first < end <= depth:
         raise UserError(f"layers must be two numbers with 0 <= first < end <= {depth}, not {first} and {end}")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
-    asked = as_target(target, model.config, logits)
+    targets = as_target(target, model.config, logits)
     inputs = ["embeddings", *(f"block{index}" for index in range(depth))][first:end]
     with evaluation_mode(model):
         call_hook()
@@ -63,7 +61,7 @@ def patching(
         rises = []
         for index, image in enumerate(images):
             call_hook()
-            trace, about = model.trace(image[None]), asked.select(index)
+            trace, about = model.trace(image[None]), targets.select(index)
             start = about.score(blank["pooled"], blank["logits"])  # (1,)
             states = [trace[name] for name in inputs]  # (1, T, D) each
             scores = _patched(model, blank[inputs[0]], states, first, grid, about, batch_size)  # (N,)

@@ -123,7 +123,7 @@ def beside_itself(picture: Picture, heatmap: FloatArray) -> Uint8Array:
 
 
 def _surroundings(pixels: Uint8Array, seen: tuple[slice, slice]) -> Uint8Array:
-    """A copy in dark grey, of the same shape, with a line around what is seen."""
+    """A copy in dark grey, of the same shape, with a line around the seen part."""
     grey = pixels if pixels.ndim == 2 else np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
     drawn = np.broadcast_to(np.rint(grey * _DIMMED), pixels.shape).astype(np.uint8)
     line = math.ceil(max(pixels.shape[:2]) / 300)

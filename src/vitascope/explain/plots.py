@@ -101,11 +101,10 @@ class Caption:
     def lines(self) -> list[CaptionLine]:
         """The lines in the colour of the caption."""
         confidence = "" if self.confidence is None else f" {self.confidence:.0%}"
-        found = [CaptionLine(name=self.guess, after=confidence)] if self.guess else []
+        lines = [CaptionLine(name=self.guess, after=confidence, colour=self.colour)] if self.guess else []
         if self.truth not in (None, self.guess):
-            found.append(CaptionLine(before="is ", name=str(self.truth)))
-        found += [CaptionLine(before=self.note)] if self.note else []
-        return [dataclasses.replace(line, colour=self.colour) for line in found]
+            lines.append(CaptionLine(before="is ", name=str(self.truth), colour=self.colour))
+        return lines + [CaptionLine(before=self.note, colour=self.colour)] * bool(self.note)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,17 +136,17 @@ class LabelsCaption:
     missed: tuple[tuple[str, float], ...] = ()
 
     def lines(self) -> list[CaptionLine]:
-        """A line per class, by colour; of many, those of the mistakes come first."""
+        """A line per class, by colour; of many, the mistakes come first."""
         kinds = (("", self.wrong, WRONG), ("missed ", self.missed, SERIES[1]), ("", self.right, RIGHT))
-        found = [
+        lines = [
             CaptionLine(before=before, name=name, after=f" {probability:.0%}", colour=colour)
             for before, named, colour in kinds
             for name, probability in named
         ]
-        if len(found) > MAX_LINES:
-            rest = len(found) - MAX_LINES + 1
-            found = [*found[: MAX_LINES - 1], CaptionLine(before=f"and {rest} more", colour=INK)]
-        return found or [CaptionLine(before="no class", colour=RIGHT)]
+        if len(lines) > MAX_LINES:
+            rest = len(lines) - MAX_LINES + 1
+            lines = [*lines[: MAX_LINES - 1], CaptionLine(before=f"and {rest} more", colour=INK)]
+        return lines or [CaptionLine(before="no class", colour=RIGHT)]
 
 
 def draw_grid(
@@ -362,7 +361,7 @@ def draw_patch_filters(components: FloatArray, shares: FloatArray) -> Figure:
 def draw_attention_distance(
     distances: FloatArray, uniform: float, title: str = "Mean attention distance"
 ) -> Figure:
-    """Attention distances (depth, heads) and that of uniform attention, pixels (paper, figure 7, right)."""
+    """Attention distances (depth, heads) beside uniform attention's, pixels (paper, figure 7, right)."""
     depth, heads = distances.shape
     layers = np.arange(depth)
     figure = new_figure(7, 4.2, title)

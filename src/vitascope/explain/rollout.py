@@ -110,7 +110,7 @@ def token_states(model: VisionTransformer, images: Tensor) -> list[Tensor]:
 def _through_block(
     model: VisionTransformer, state: Tensor, grid: tuple[int, int], index: int, gradient: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """E_h[(dA * A)+] of a block, (B, T, T), and the gradient with respect to z_(l-1) from that of z_l."""
+    """E_h[(dA * A)+] of a block, (B, T, T), and the gradient at z_(l-1) from the gradient at z_l."""
     trace = Trace(attention=True)
     with torch.enable_grad():
         state.requires_grad_()  # z_(l-1), (B, T, D)

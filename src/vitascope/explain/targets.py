@@ -59,13 +59,9 @@ class _ClassTarget(Target):
 
     def check(self, config: ModelConfig, images: int) -> None:
         _check_gives_classes(config)
-        for name, classes in self._tensors().items():
-            if classes.ndim != 1 or classes.dtype != torch.int64:
-                raise UserError(
-                    f"{name} must be int64 (B,) or (1,), not {classes.dtype} {tuple(classes.shape)}"
-                )
-            for index in classes.tolist():
-                class_index(index, config)
+        for classes in self._tensors().values():
+            for label in classes.tolist():
+                class_index(label, config)
         super().check(config, images)
 
 
@@ -79,7 +75,7 @@ class ClassScore(_ClassTarget):
 
 @dataclasses.dataclass(frozen=True)
 class ClassDifference(_ClassTarget):
-    """The logit of one class minus that of another: the reason for this one rather than that one."""
+    """The logit of one class minus the logit of another: the reason for the first rather than the second."""
 
     versus: Tensor
     """int64 (B,) or (1,): the classes to compare `classes` with."""
@@ -99,17 +95,13 @@ class FeatureCosine(Target):
     """(B, D), one per image, or (1, D), the same for all; D as in `model.embed`."""
 
     def score(self, pooled: Tensor, logits: Tensor) -> Tensor:
-        if self.features.shape[1] != pooled.shape[1]:
-            raise UserError(
-                f"a cosine target needs features (B, {pooled.shape[1]}) from `model.embed`, "
-                f"not {tuple(self.features.shape)}"
-            )
         return F.cosine_similarity(pooled.float(), self.features.to(pooled.device).float(), dim=1)
 
     def check(self, config: ModelConfig, images: int) -> None:
-        if self.features.ndim != 2:
+        if self.features.shape[1:] != (config.feature_dim,):
             raise UserError(
-                f"a cosine target needs features (B, D) from `model.embed`, not {tuple(self.features.shape)}"
+                f"a cosine target needs features (B, {config.feature_dim}) from `model.embed`, "
+                f"not {tuple(self.features.shape)}"
             )
         super().check(config, images)
 
@@ -126,11 +118,19 @@ def as_target(target: TargetLike, config: ModelConfig, logits: Tensor) -> Target
     _check_gives_classes(config)
     if target is None:
         return ClassScore(predicted(logits.detach()))
-    asked = target.tolist() if isinstance(target, Tensor | np.ndarray) else target
-    several = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
-    indices = [class_index(one, config) for one in several]
+    labels = target.tolist() if isinstance(target, Tensor | np.ndarray) else target
+    labels = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else [labels]
+    indices = [class_index(label, config) for label in labels]
     _check_number("classes", len(indices), len(logits))
     return ClassScore(torch.tensor(indices, device=logits.device))
+
+
+def as_classes(target: TargetLike, config: ModelConfig, logits: Tensor) -> ClassScore:
+    """As `as_target`, for measures of one class per image; any other `Target` is a `UserError`."""
+    classes = as_target(target, config, logits)
+    if not isinstance(classes, ClassScore):
+        raise UserError(f"give one class per image by number or name, not a {type(classes).__name__}")
+    return classes
 
 
 def score_gradient(model: VisionModel, states: Tensor, pooled: Tensor, target: TargetLike) -> Tensor:
@@ -164,14 +164,16 @@ def class_index(label: object, config: ModelConfig) -> int:
     names = tuple(map(canonical, config.class_names))
     if isinstance(label, str) and canonical(label) in names:
         return names.index(canonical(label))
-    if isinstance(label, str) and not (label.isdecimal() and len(label) <= MAX_DIGITS):
-        near = suggestion(label[:MAX_ECHO], names) if names else ""
-        raise UserError(f"no class {label[:MAX_ECHO]!r}{near}; {_known(config)}")
-    if not isinstance(label, str | SupportsIndex) or isinstance(label, bool):
+    if isinstance(label, str):
+        index = int(label) if label.isdecimal() and len(label) <= MAX_DIGITS else -1
+    elif isinstance(label, SupportsIndex) and not isinstance(label, bool):
+        index = operator.index(label)
+    else:
         raise UserError(f"a class is a whole number or a name, not {label!r}; {_known(config)}")
-    index = int(label) if isinstance(label, str) else operator.index(label)
     if not 0 <= index < config.num_classes:
-        raise UserError(f"no class {index}; {_known(config)}")
+        text = str(label)[:MAX_ECHO]
+        shown = repr(text) if isinstance(label, str) else text
+        raise UserError(f"no class {shown}{suggestion(text, names) if names else ''}; {_known(config)}")
     return index
 
 
@@ -183,9 +185,9 @@ def _check_gives_classes(config: ModelConfig) -> None:
         )
 
 
-def _check_number(name: str, given: int, images: int) -> None:
-    if given not in (1, images):
-        raise UserError(f"{given} {name} for {images} images: give one for all, or one per image")
+def _check_number(name: str, count: int, images: int) -> None:
+    if count not in (1, images):
+        raise UserError(f"{count} {name} for {images} images: give one for all, or one per image")
 
 
 def _known(config: ModelConfig) -> str:
@@ -197,5 +199,6 @@ def _known(config: ModelConfig) -> str:
 
 def _chosen(logits: Tensor, classes: Tensor) -> Tensor:
     """One logit per image: (B, K), (B,) or (1,) -> (B,)."""
-    index = classes.to(logits.device).clone()  # an inference tensor cannot be saved for a gradient
+    # A copy, because an inference tensor cannot be saved for a gradient.
+    index = classes.to(logits.device, torch.int64, copy=True)
     return logits.gather(1, index.expand(len(logits))[:, None])[:, 0]

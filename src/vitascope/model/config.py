@@ -11,7 +11,7 @@ import itertools
 import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from vitascope.arguments import Range, check_fields, has_type
+from vitascope.arguments import Range, has_type
 from vitascope.errors import UserError
 from vitascope.model.options import (
     BlockOptions,
@@ -50,7 +50,7 @@ class ViTConfig(ImageOptions):
 
     option_kind: ClassVar[str] = "model option"
 
-    patch_size: Annotated[tuple[int, int] | int, Role.SHAPE] = 16
+    patch_size: Annotated[tuple[int, int] | int, Range(ge=1), Role.SHAPE] = 16
     """Height and width of a patch, P in the paper."""
     remainder: Annotated[Literal["rejected", "cut"], Role.FREE] = "rejected"
     """Images with pixels at the right or the bottom that fill no patch are rejected, or these pixels are cut:
@@ -77,9 +77,8 @@ class ViTConfig(ImageOptions):
     """Initialization and regularization."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "patch_size", pair(self.patch_size))
-        self.check_images_and_classes()
-        check_fields(self)
         self._check_widths()
         self._check_token_merging()
         self._check_stem()
@@ -104,14 +103,12 @@ class ViTConfig(ImageOptions):
             raise UserError(f"sine-cosine positions need an embed_dim that 4 divides, not {self.embed_dim}")
         if training.patch_dropout and (self.block.attention != "global" or embedding.relative):
             raise UserError("patch_dropout breaks up the grid that axial, window and relative attention need")
-        pool_heads = self.readout.pool_heads
-        if pool_heads is not None and self.embed_dim % pool_heads:
-            raise UserError(f"pool_heads {pool_heads} does not divide embed_dim {self.embed_dim}")
-        if self.readout.pool == "map" and pool_heads is None and self.embed_dim % self.head_dim:
-            raise UserError(
-                f'pool "map" has heads of the same width, and head_dim {self.head_dim} does not divide '
-                f"embed_dim {self.embed_dim}"
-            )
+        heads = {"pool_heads": self.readout.pool_heads}
+        if self.readout.pool == "map" and self.readout.pool_heads is None:
+            heads = {'of pool "map", whose heads have the same width, head_dim': self.head_dim}
+        for name, divisor in heads.items():
+            if divisor is not None and self.embed_dim % divisor:
+                raise UserError(f"{name} {divisor} does not divide embed_dim {self.embed_dim}")
 
     def _check_token_merging(self) -> None:
         """Reject blocks that need the place of a token, which a merged one has not, or a way back to it."""
@@ -121,10 +118,10 @@ class ViTConfig(ImageOptions):
             f"positions {embedding.positions!r}": embedding.relative or embedding.rotary,
             f"norm {self.block.norm!r}": self.block.norm != "pre",
         }
-        found = " and ".join(name for name, applies in against.items() if applies)
-        if self.block.token_merging and found:
+        unsuited = " and ".join(name for name, applies in against.items() if applies)
+        if self.block.token_merging and unsuited:
             raise UserError(
-                f"token_merging does not go with {found}: it needs global attention, positions that are "
+                f"token_merging does not go with {unsuited}: it needs global attention, positions that are "
                 "added to the tokens, and pre-norm blocks"
             )
 
@@ -135,7 +132,7 @@ class ViTConfig(ImageOptions):
             raise UserError(
                 f'remainder "cut" is the rule of a convolution, not of the stem {embedding.stem!r}'
             )
-        if embedding.stem == "overlap" and not (1 <= sh <= ph and 1 <= sw <= pw):
+        if embedding.stem == "overlap" and (sh > ph or sw > pw):
             raise UserError(f"stride {sh}x{sw} leaves gaps between patches of {ph}x{pw}")
         if embedding.stem == "resnet":
             step = self.stem_resnet.stride
@@ -308,20 +305,20 @@ class ViTConfig(ImageOptions):
         resnet = self.stem_resnet.feature_parameters if embedding.stem == "resnet" else 0
         cosine = 2 if self.readout.head == "cosine" else 0  # its scale and bias
         vectors = D * (vectors + learned)
-        each = linear + vectors + inner + positions.get(embedding.positions, 0) + resnet + cosine
-        return self.members * each
+        total = linear + vectors + inner + positions.get(embedding.positions, 0) + resnet + cosine
+        return self.members * total
 
     @property
     def flops(self) -> int:
         """Floating-point operations of one image's matrix products, which papers halve and call "FLOPs"."""
         total = sum(layer.rows * layer.inputs * layer.outputs for layer in self._linear_layers())
-        for T, left in self.tokens_by_block():
+        for T, kept in self.tokens_by_block():
             pairs = self.attended_pairs() if not self.block.token_merging else T * T
             total += 2 * self.attention_dim * pairs
-            if left < T:  # similarities between the two sets, and the sums of merged tokens
+            if kept < T:  # similarities between the two sets, and the sums of merged tokens
                 first = (T - self.num_prefix_tokens) // 2
                 total += first * (T - self.num_prefix_tokens - first) * self.head_dim
-                total += left * (T - left) * self.embed_dim
+                total += kept * (T - kept) * self.embed_dim
         # one query attends to the patches; or they are summed by their score
         products = {"map": 2, "sequence": 1}.get(self.readout.pool, 0)
         total += products * self.num_pooled_tokens * self.embed_dim
@@ -334,9 +331,8 @@ class ViTConfig(ImageOptions):
         P, T = self.num_prefix_tokens, self.num_tokens
         counts = []
         for _ in range(self.depth):
-            left = T - min(self.block.token_merging, (T - P) // 2)
-            counts.append((T, left))
-            T = left
+            counts.append((T, T - min(self.block.token_merging, (T - P) // 2)))
+            T = counts[-1][1]
         return counts
 
     def attended_pairs(self) -> int:
@@ -350,10 +346,10 @@ class ViTConfig(ImageOptions):
         D, K, inner, (gh, gw) = self.embed_dim, self.num_classes, self.attention_dim, self.grid
         layers = self._patch_embedding()
         qkv_biases = {"all": 3 * inner, "no_key": 2 * inner, "none": 0}[self.block.qkv_bias]
-        for T, left in self.tokens_by_block():
+        for T, kept in self.tokens_by_block():
             layers += [LinearLayer(T, D, 3 * inner, qkv_biases)]
             layers += [LinearLayer(T, inner, D, D * self.block.linear_bias)]
-            layers += self._mlp(left, self.mlp_dim)
+            layers += self._mlp(kept, self.mlp_dim)
         if self.readout.pool == "map":
             layers += [LinearLayer(1, D, D, D), LinearLayer(self.num_pooled_tokens, D, 2 * D, 2 * D)]
             layers += [LinearLayer(1, D, D, D), *self._mlp(1, self.pool_mlp_dim)]
@@ -413,8 +409,6 @@ def check_head(config: ViTConfig, head: int | None) -> None:
 
 def check_tiling(image: tuple[int, int], patch: tuple[int, int], step: tuple[int, int]) -> None:
     """Raise `UserError` for an image that patches, a step apart, do not tile."""
-    if min(*image, *patch) < 1:
-        raise UserError(f"image {image[0]}x{image[1]} and patch {patch[0]}x{patch[1]} must be positive")
     rests = [(side - whole) % move for side, whole, move in zip(image, patch, step, strict=True)]
     if any(rests) or image[0] < patch[0] or image[1] < patch[1]:
         fits = [

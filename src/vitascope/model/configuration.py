@@ -30,7 +30,7 @@ class Configuration:
     """Name of an option in error messages."""
 
     def __init__(self, **options: Any) -> None:
-        """Set fields, and options of groups, by keyword; `UserError` for what is unknown or does not fit."""
+        """Set fields, and options of groups, by keyword; `UserError` for an unknown or unfit value."""
         kind = cast(Any, type(self))
         fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(kind)}
         group_of = self.groups()
@@ -58,21 +58,21 @@ class Configuration:
 
     def replace(self, **options: Any) -> Self:
         """A copy with other options, checked as in the constructor."""
-        own = {name: getattr(self, name) for name in field_types(cast(Any, type(self)))}
-        return type(self)(**own | options)
+        fields = {name: getattr(self, name) for name in field_types(cast(Any, type(self)))}
+        return type(self)(**fields | options)
 
     @classmethod
     @functools.cache
     def groups(cls) -> dict[str, str | None]:
         """The group of each option by its name; None for the fields of the class itself."""
-        own: dict[str, str | None] = {}
+        single: dict[str, str | None] = {}
         grouped: dict[str, str | None] = {}
         for name, field_type in field_types(cast(Any, cls)).items():
             if dataclasses.is_dataclass(field_type):
                 grouped |= dict.fromkeys(field_types(cast(Any, field_type)), name)
             else:
-                own[name] = None
-        return own | grouped
+                single[name] = None
+        return single | grouped
 
     def option(self, name: str) -> Any:
         """The value of an option, in whichever group it is."""
@@ -102,12 +102,10 @@ def options_of(file: object) -> Iterator[None]:
     """Name the file that options were read from in their errors, and a reason why one may be unknown."""
     try:
         yield
-    except UnknownNameError as error:
-        raise UserError(
-            f"{file}: {error}; a newer version of vitascope than this one, {__version__}, may have written it"
-        ) from error
     except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+        newer = f"; a newer version of vitascope than this one, {__version__}, may have written it"
+        unknown = isinstance(error, UnknownNameError)
+        raise UserError(f"{file}: {error}{newer if unknown else ''}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -129,12 +127,13 @@ def field_types(kind: Hashable) -> dict[str, Any]:
 
 
 def traits(kind: Any, trait: type[T]) -> dict[str, T]:
-    """The trait of a class that options have in `Annotated`, by name; also those of groups' options."""
-    found: dict[str, T] = {}
+    """The trait of a class that options have in `Annotated`, by name; groups included."""
+    named: dict[str, T] = {}
     for name, field_type in field_types(kind).items():
-        for each in getattr(field_annotations(kind)[name], "__metadata__", ()):
-            if isinstance(each, trait):
-                found[name] = each
+        metadata = getattr(field_annotations(kind)[name], "__metadata__", ())
+        for part in metadata:
+            if isinstance(part, trait):
+                named[name] = part
         if dataclasses.is_dataclass(field_type):
-            found |= traits(field_type, trait)
-    return found
+            named |= traits(field_type, trait)
+    return named

@@ -81,13 +81,9 @@ class Ensemble(nn.Module):
             return self.sharpness * _log_mean(logits.log_softmax(dim=2))
         return self.sharpness * (_log_mean(F.logsigmoid(logits)) - _log_mean(F.logsigmoid(-logits)))
 
-    def trace(self, images: Tensor, attention: bool = False) -> Trace:
-        """The features of all members, `pooled` (B, M D), and the `logits` (B, K); `attention`, of which each
-        member has its own, is a UserError."""
-        if attention:
-            raise UserError(
-                "an ensemble has no attention of its own: model.members[0].trace(images, attention=True)"
-            )
+    def trace(self, images: Tensor) -> Trace:
+        """The features of all members, `pooled` (B, M D), and the `logits` (B, K). Attention is in the
+        traces of the members."""
         trace, pooled = Trace(), self.embed(images)
         keep(trace, pooled=pooled, logits=self.head(pooled))
         return trace

@@ -158,11 +158,10 @@ def explaining_memory() -> Iterator[None]:
         on_cpu = isinstance(error, MemoryError) or "can't allocate memory" in reason
         if not on_cpu and not isinstance(error, torch.OutOfMemoryError):
             raise
-        size = ""
-        if asked := re.search(r"(\d+) bytes|Tried to allocate ([\d.]+ \w+)", reason):
-            size = f" ({asked[2] or f'{int(asked[1]) / 2**30:,.1f} GiB'} more requested)"
+        size = re.search(r"(\d+) bytes|Tried to allocate ([\d.]+ \w+)", reason)
+        more = f" ({size[2] or f'{int(size[1]) / 2**30:,.1f} GiB'} more requested)" if size else ""
         raise UserError(
-            f"out of memory{size}; try a smaller batch size, accumulating gradients, "
+            f"out of memory{more}; try a smaller batch size, accumulating gradients, "
             "gradient checkpointing, or a smaller image size or model"
         ) from error
 

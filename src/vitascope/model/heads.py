@@ -121,7 +121,7 @@ class DistilledHead(nn.Module):
         self.distillation = nn.Linear(embed_dim, num_classes)
 
     def both(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 2D) -> the logits (B, K) of the class token, and those of the distillation token."""
+        """(B, 2D) -> the logits (B, K) of the class token and of the distillation token."""
         class_token, distillation_token = pooled.chunk(2, dim=1)
         return self.linear(class_token), self.distillation(distillation_token)
 
@@ -208,8 +208,8 @@ def output_layers(head: object) -> list[nn.Linear]:
 
 @torch.no_grad()
 def scale_logits(head: nn.Module, factors: Tensor) -> None:
-    """Multiply the logits of a head by positive factors (K,), in its weights; those of a `CosineHead`, which
-    has one scale for all classes, by their mean."""
+    """Multiply the logits of a head by positive factors (K,), in its weights. The one scale of a `CosineHead`
+    gets their mean."""
     if isinstance(head, CosineHead):
         factor = factors.mean().to(head.scale)
         head.scale.add_(factor.log())

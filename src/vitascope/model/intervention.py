@@ -38,10 +38,7 @@ def switched_off(
         return model.get_submodule(f"encoder.blocks.{check_layer(config, layer)}{name}")
 
     with ExitStack() as hooks:
-        for pair in heads:
-            if not has_type(pair, tuple[int, int]):
-                raise UserError(f"heads are pairs of a layer and a head, not {pair!r}")
-            layer, head = pair
+        for layer, head in heads:
             check_head(config, head)
             without = partial(_without_head, head=head, num_heads=config.num_heads)
             hooks.enter_context(part(layer, ".attention.norm").register_forward_pre_hook(without))

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
-from vitascope.arguments import Range, check_fields, check_value
+from vitascope.arguments import Range, check_fields
 from vitascope.errors import UserError
 from vitascope.model.configuration import Configuration
 
@@ -17,7 +17,10 @@ Rotary = Literal["rotary", "rotary_axial", "rotary_mixed"]
 Positions = Literal["none", "learned", "learned_2d", SinCos, Relative, Rotary]
 Resample = Literal["timm", "huggingface", "torchvision", "jax", "dinov2"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
-Outputs = Literal["exclusive", "independent", "embedding"]
+ClassOutputs = Literal["exclusive", "independent"]
+"""Classes of which one applies, or any may."""
+Outputs = Literal[ClassOutputs, "embedding"]
+CLASSES: tuple[ClassOutputs, ...] = get_args(ClassOutputs)
 
 EVEN = 0.5
 """The threshold of a class without one of its own."""
@@ -64,7 +67,7 @@ def pair(value: int | Iterable[int]) -> tuple[int, int]:
 class ImageOptions(Configuration):
     """The options of every model: its images and its classes."""
 
-    image_size: Annotated[tuple[int, int] | int, Role.FREE] = 224
+    image_size: Annotated[tuple[int, int] | int, Range(ge=1), Role.FREE] = 224
     """Height and width in pixels; one number means a square."""
     in_channels: Annotated[int, Range(ge=1), Role.SHAPE] = 3
     """Colour channels of the input, C in the paper."""
@@ -80,18 +83,11 @@ class ImageOptions(Configuration):
     members: Annotated[int, Range(ge=1, le=MAX_MEMBERS), Role.FREE] = 1
     """Models of this configuration whose probabilities are averaged: of an `Ensemble`, more than one."""
 
-    def check_images_and_classes(self) -> None:
-        """Normalize the size and the names; reject names that are not one for each class."""
+    def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "image_size", pair(self.image_size))
-        if isinstance(self.class_names, str):
-            raise UserError(f"class_names is a list of names, not the text {self.class_names!r}")
-        check_value("class_names", self.class_names, tuple[str, ...])
-        object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
-        check_value("outputs", self.outputs, Outputs)
-        check_value("thresholds", self.thresholds, tuple[float, ...])
-        object.__setattr__(self, "thresholds", tuple(self.thresholds))
         if self.thresholds and (len(self.thresholds) != self.num_classes or self.outputs != "independent"):
             raise UserError(
                 f"{len(self.thresholds)} thresholds for {self.num_classes} {self.outputs} outputs: there is "
@@ -119,7 +115,7 @@ class EmbeddingOptions:
     """The patch embedding: a convolution whose stride is its kernel, the paper's linear projection; one of
     smaller stride; a ResNet and a convolution of its feature map; or a few small convolutions with pooling,
     the tokenizer of CCT (Hassani et al. 2021)."""
-    stride: Annotated[tuple[int, int] | int | None, AppliesWith("stem", "overlap")] = None
+    stride: Annotated[tuple[int, int] | int | None, Range(ge=1), AppliesWith("stem", "overlap")] = None
     """Pixels between overlapping patches; by default half a patch."""
     patch_bias: bool = True
     """Whether the convolutions of the patch embedding have a bias (CLIP's and CCT's have none)."""
@@ -144,7 +140,6 @@ class EmbeddingOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "resnet_layers", tuple(self.resnet_layers))
         if self.stride is not None:
             object.__setattr__(self, "stride", pair(self.stride))
             if self.stem != "overlap":
@@ -183,7 +178,9 @@ class RotaryOptions:
     """Base of the rotary frequencies; of `rotary_mixed`, those that training starts from."""
     rotary_rounded: Annotated[bool, AppliesWith("positions", "rotary")] = False
     """Whether rotary periods are rounded to bfloat16, as in DINOv3's published files."""
-    rotary_grid: Annotated[tuple[int, int] | int | None, AppliesWith("positions", "rotary_axial")] = None
+    rotary_grid: Annotated[
+        tuple[int, int] | int | None, Range(ge=1), AppliesWith("positions", "rotary_axial")
+    ] = None
     """Rows and columns that every grid is stretched to, so that angles stay as in pre-training (EVA-02)."""
     rotary_offset: Annotated[float, AppliesWith("positions", "rotary_axial")] = 0.0
     """Number of the first row and the first column (Perception Encoder's is 1)."""
@@ -192,8 +189,6 @@ class RotaryOptions:
         check_fields(self)
         if self.rotary_grid is not None:
             object.__setattr__(self, "rotary_grid", pair(self.rotary_grid))
-            if min(pair(self.rotary_grid)) < 1:
-                raise UserError(f"rotary_grid {self.rotary_grid} has no patches")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,18 +206,12 @@ class TokenizerOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "tokenizer_widths", tuple(self.tokenizer_widths))
-        object.__setattr__(self, "tokenizer_pooling", tuple(self.tokenizer_pooling))
-        if self.num_layers > MAX_TOKENIZER_LAYERS:
+        layers, pooling = self.num_layers, list(self.tokenizer_pooling)
+        if layers > MAX_TOKENIZER_LAYERS or pooling != [layer for layer in range(layers) if layer in pooling]:
             raise UserError(
-                f"a tokenizer has at most {MAX_TOKENIZER_LAYERS} layers, so at most "
-                f"{MAX_TOKENIZER_LAYERS - 1} tokenizer_widths, not {len(self.tokenizer_widths)}"
-            )
-        layers = range(self.num_layers)
-        if list(self.tokenizer_pooling) != [layer for layer in layers if layer in self.tokenizer_pooling]:
-            raise UserError(
-                f"tokenizer_pooling {self.tokenizer_pooling} is not an ascending choice of the layers 0 to "
-                f"{layers[-1]}: tokenizer_widths has one width for each layer but the last"
+                f"a tokenizer has at most {MAX_TOKENIZER_LAYERS} layers, a width for each but the last in "
+                f"tokenizer_widths, not {layers}; tokenizer_pooling is an ascending choice of these, "
+                f"not {pooling}"
             )
 
     @property

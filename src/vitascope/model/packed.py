@@ -30,10 +30,10 @@ class PackedLinear(nn.Module):
         self.activation, self.approximate = ("none", "") if gelu is None else ("gelu", gelu.approximate)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(
             tokens, self.weight, self.bias, self.activation, [], self.approximate
         )
-        return found
+        return outputs
 
 
 def packing_pays(device: torch.device, dtype: torch.dtype) -> bool:

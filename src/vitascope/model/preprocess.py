@@ -14,9 +14,8 @@ def check_images(images: Tensor, in_channels: int) -> None:
             f"a model takes a tensor of normalized images, not {type(images).__name__}: make it of a picture "
             "by model.preprocess.pixels and model.preprocess.normalize, or use vitascope.Predictor"
         )
-    if not images.is_floating_point():
+    if not images.is_floating_point() or images.ndim != 4 or images.shape[1] != in_channels:
         raise UserError(
-            f"images must be normalized floats, not {images.dtype}: model.preprocess.normalize(images)"
+            f"images must be normalized floats (batch, {in_channels}, height, width), as "
+            f"model.preprocess.normalize returns them, not {images.dtype} {tuple(images.shape)}"
         )
-    if images.ndim != 4 or images.shape[1] != in_channels:
-        raise UserError(f"images must be (batch, {in_channels}, height, width), not {tuple(images.shape)}")

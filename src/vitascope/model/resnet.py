@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError, check_choice
 from vitascope.model.preprocess import check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
-from vitascope.model.trace import Trace
+from vitascope.model.trace import Trace, keep
 from vitascope.model.trust import Trust
 
 
@@ -155,7 +154,6 @@ class ResNetFeatures(nn.Module):
 
     def __init__(self, config: ResNetConfig, dialect: Literal["jax", "timm"] = "jax") -> None:
         super().__init__()
-        check_choice("dialect", dialect, DIALECTS)
         numerics, root = DIALECTS[dialect], ROOTS[config.root]
         self.pools = root.pools
         self.root = ConvNorm(config.in_channels, config.width, root.kernel, root.stride, numerics)
@@ -167,12 +165,10 @@ class ResNetFeatures(nn.Module):
         maps = F.relu(self.root(images))
         if self.pools:
             maps = max_pool(maps)  # (B, width, H/4, W/4)
-        if trace is not None:
-            trace.keep("root", maps)
+        keep(trace, root=maps)
         for index, stage in enumerate(self.stages):
             maps = stage(maps)
-            if trace is not None:
-                trace.keep(f"stage{index}", maps)
+            keep(trace, **{f"stage{index}": maps})
         return maps
 
 
@@ -209,19 +205,15 @@ class ResNet(nn.Module):
         check_images(images, self.config.in_channels)
         return self.features(images).mean(dim=(2, 3))
 
-    def trace(self, images: Tensor, attention: bool = False) -> Trace:
-        """The forward pass with every intermediate; `attention` is a UserError.
+    def trace(self, images: Tensor) -> Trace:
+        """The forward pass with every intermediate.
 
         `root`, after the pool; `stage0`, `stage1`, ...; `features`, the last of them, all (B, channels, rows,
         columns); `pooled`, the result of `embed`, (B, D); `logits` (B, K).
         """
-        if attention:
-            raise UserError("a ResNet has no attention: leave out attention")
         check_images(images, self.config.in_channels)
         trace = Trace()
         features = self.features(images, trace)
         pooled = features.mean(dim=(2, 3))
-        trace.keep("features", features)
-        trace.keep("pooled", pooled)
-        trace.keep("logits", self.head(pooled))
+        keep(trace, features=features, pooled=pooled, logits=self.head(pooled))
         return trace

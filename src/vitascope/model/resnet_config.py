@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.model.options import ImageOptions, Role
 
@@ -111,17 +111,13 @@ class ResNetConfig(ImageOptions):
     pixels, a 3x3 convolution of stride 1."""
 
     def __post_init__(self) -> None:
-        self.check_images_and_classes()
-        check_fields(self)
-        object.__setattr__(self, "layers", tuple(self.layers))
+        super().__post_init__()
         if len(self.layers) > MAX_STAGES:
             raise UserError(f"a ResNet has at most {MAX_STAGES} stages, not {len(self.layers)}")
         norm_groups(self.width)
         for stage in range(len(self.layers)):  # not each of the units, which may be claimed to be billions
             norm_groups(self.width * 2**stage)
             norm_groups(self.width * 2**stage * EXPANSION)
-        if min(self.image_hw) < 1:
-            raise UserError(f"image {self.image_hw[0]}x{self.image_hw[1]} must be positive")
 
     def stages(self) -> list[list[Unit]]:
         """The units of each stage: from one stage to the next, twice the channels and half the side."""

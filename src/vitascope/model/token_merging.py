@@ -52,11 +52,11 @@ class MergingLayout(Layout):
         # A matrix product, not a scatter: as cheap for so few tokens, and every runtime has it.
         into = (join[:, None] == places[:, None]).to(tokens.dtype)  # (B, Q - count, count)
         parts = leaving / self.sizes.gather(1, join)
-        own = (staying / self.sizes).to(tokens.dtype)[:, :, None]
+        share = (staying / self.sizes).to(tokens.dtype)[:, :, None]
         owners = stay.new_zeros(tokens.shape[:2]).scatter(1, stay, places.expand_as(stay))
         owners = owners.scatter(1, leave, join)
         self.owners = owners if self.owners is None else owners.gather(1, self.owners)
-        return take(tokens, stay) * own + into @ (take(tokens, leave) * parts.to(tokens.dtype)[:, :, None])
+        return take(tokens, stay) * share + into @ (take(tokens, leave) * parts.to(tokens.dtype)[:, :, None])
 
     def expand(self, tokens: Tensor) -> Tensor:
         if self.owners is None or self.sizes is None or tokens.shape[1] < self.sizes.shape[1]:

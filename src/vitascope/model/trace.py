@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from vitascope.errors import UnknownNameError, UserError, suggestion
+from vitascope.errors import UserError
 
 
 class Trace:
@@ -57,8 +57,6 @@ class Trace:
             self._attention.append(weights)
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.values:
-            raise UnknownNameError(f"no intermediate {name!r}{suggestion(name, self.values)}; {self!r}")
         return self.values[name]
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 
 COVERAGE = 0.95
@@ -23,12 +24,6 @@ FAMILIAR = 0.99
 PER_CLASS = 100
 """Validation images of every class from which on each class has its own limit: it then covers at most one
 percent more than it is asked for."""
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Reject what is no share between 0 and 1."""
-    if not 0 < rate < 1:  # so that NaN fails too
-        raise UserError(f"{name} is a share between 0 and 1, such as 0.95, not {rate:g}")
 
 
 def masses_above(probabilities: Tensor) -> Tensor:
@@ -79,11 +74,7 @@ class PredictionSets:
         return dataclasses.replace(sets, ambiguous=(members.sum(dim=1) > 1).float().mean())
 
     def check(self, classes: int) -> None:
-        """Reject numbers that are not those of so many classes.
-
-        Raises:
-            UserError: another type or shape, masses that are not in order, or more of them than images.
-        """
+        """Reject masses that are not in order, and numbers of another number of classes, as a `UserError`."""
         masses, counts = self.masses, self.counts
         kept = masses.isfinite().sum(dim=-1)
         fits = (masses.dtype, counts.dtype) == (torch.float32, torch.int64)
@@ -132,7 +123,7 @@ class PredictionSets:
 
         It is the ceil((n + 1) coverage)-th of n masses, or the next one that is kept.
         """
-        check_rate("coverage", coverage)
+        Range(gt=0, lt=1).check("coverage", coverage)
         if int(self.counts.min()) < self.needed(coverage):
             return None
         kept = self.masses.isfinite().sum(dim=-1)  # () or (K,)
@@ -197,20 +188,19 @@ class Familiarity(nn.Module):
         super().__init__()
         for name in self.NAMES:
             self.register_buffer(name, values[name])
-        levels = self.levels.float()
-        if levels.ndim != 1 or len(levels) < 2:
-            raise UserError(f"familiarity needs two levels or more, not a tensor {list(levels.shape)}")
+        levels = torch.atleast_1d(self.levels.float())
         self.register_buffer("steps", (levels[:-1] - levels[1:]).clamp(min=1e-3 * float(levels.mean())))
 
-    def check(self, features: int) -> None:
-        """Reject numbers that are not those of so many features, as a `UserError`."""
-        _, projection, means, levels, images = own = [getattr(self, name) for name in self.NAMES]
+    def fits(self, features: int) -> bool:
+        """Whether these are whole numbers of a model of so many features."""
+        _, projection, means, levels, images = tensors = [getattr(self, name) for name in self.NAMES]
         rank, n = projection.shape[1:2], levels.shape[:1]
-        wanted = [(features,), (features, *rank), (*means.shape[:1], *rank), (*n,), ()]
-        fits = [tuple(values.shape) for values in own] == wanted and means.numel() > 0
-        fits = fits and all(values.dtype == torch.float32 and values.isfinite().all() for values in own)
-        if not fits or not _ascends(-levels) or not levels[0] > levels[-1] or images < len(levels):
-            raise UserError(f"the numbers about familiarity are not those of {features} features")
+        shapes = [(features,), (features, *rank), (*means.shape[:1], *rank), (*n,), ()]
+        fits = (
+            [tuple(values.shape) for values in tensors] == shapes and means.numel() > 0 and levels.numel() > 1
+        )
+        fits = fits and all(values.dtype == torch.float32 and values.isfinite().all() for values in tensors)
+        return fits and _ascends(-levels) and bool(levels[0] > levels[-1]) and bool(images >= len(levels))
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (B, D) of `model.embed` to familiarity in [0, 1], (B,): linear between two levels, so that
@@ -229,8 +219,8 @@ class Familiarity(nn.Module):
 
 
 class CrossFamiliarity(nn.Module):
-    """The familiarity of a picture to the M members of an ensemble, each of which knows that of other images,
-    none of its training images: the cross-conformal p-value (Vovk 2015, section 2)."""
+    """The familiarity of a picture to the M members of an ensemble: the cross-conformal p-value (Vovk 2015,
+    section 2). Each member has validation images of its own, none of its training images."""
 
     def __init__(self, members: Sequence[Familiarity]) -> None:
         super().__init__()
@@ -289,21 +279,22 @@ class Trust:
         Raises:
             UserError: numbers of another model, or broken ones.
         """
-        known, named_parts = {"temperature", *SETS}, [""]
+        always, prefixes = {"temperature", *SETS}, [""]
         if members > 1 and "levels" not in tensors:
-            named_parts = [f"{number}." for number in range(members)]
-        of_familiarity = {f"{part}{name}" for part in named_parts for name in Familiarity.NAMES}
-        if set(tensors) not in (known, known | of_familiarity):
-            raise UserError(f"what it knows about its answers is incomplete: {', '.join(sorted(tensors))}")
+            prefixes = [f"{number}." for number in range(members)]
+        of_familiarity = {f"{prefix}{name}" for prefix in prefixes for name in Familiarity.NAMES}
+        error = UserError(f"its numbers are broken, or another model's: {', '.join(sorted(tensors))}")
+        if set(tensors) not in (always, always | of_familiarity):
+            raise error
         named = {name: tensor.clone() for name, tensor in tensors.items()}
-        temperature = named["temperature"]
-        if temperature.shape != () or not 0 < temperature < math.inf:
-            raise UserError("its temperature is no positive number")
-        sets = PredictionSets(**{name: named[name] for name in SETS})
+        temperature, sets = named["temperature"], PredictionSets(**{name: named[name] for name in SETS})
+        parts = [
+            Familiarity(**{name: named[f"{prefix}{name}"] for name in Familiarity.NAMES})
+            for prefix in (prefixes if set(tensors) > always else ())
+        ]
         sets.check(classes)
-        parts = []
-        for part in named_parts if set(tensors) > known else ():
-            parts.append(Familiarity(**{name: named[f"{part}{name}"] for name in Familiarity.NAMES}))
-            parts[-1].check(features // len(named_parts))
+        fits = temperature.shape == () and 0 < temperature < math.inf
+        if not fits or not all(part.fits(features // len(prefixes)) for part in parts):
+            raise error
         familiarity = CrossFamiliarity(parts) if len(parts) > 1 else parts[0] if parts else None
         return cls(temperature=float(temperature), sets=sets, familiarity=familiarity)

@@ -32,7 +32,7 @@ def views_of(images: Tensor, count: int) -> Tensor:
 
 
 def mean_of_views(logits: Tensor, count: int, outputs: Outputs) -> Tensor:
-    """The logits (B, K) whose probabilities are the mean of those of the logits of views, (count * B, K)."""
+    """The logits (B, K) of the mean probabilities of views with logits (count * B, K)."""
     if count == 1:
         return logits
     views = logits.view(count, -1, logits.shape[1])  # (V, B, K)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError
 from vitascope.model.attention import EVERY_TOKEN
 from vitascope.model.config import ViTConfig, check_layer
 from vitascope.model.encoder import Encoder, PatchDropout, keep_patches
@@ -107,6 +106,7 @@ class VisionTransformer(nn.Module):
         """
         return switched_off(self, self.config, heads, attention, mlps, layers, patches)
 
+    @checked
     def forward_intermediates(
         self, images: Tensor, layers: Sequence[int], *, norm: bool = True
     ) -> list[Tensor]:
@@ -115,14 +115,12 @@ class VisionTransformer(nn.Module):
         Blocks are numbered from 0, and from the last by negative numbers; `UserError` for others. With `norm`
         each output gets the final norm, where that is not part of the blocks or after the pooling.
         """
-        if isinstance(layers, int):
-            raise UserError(f"layers is a list of whole numbers: [{layers}]")
         numbers = [check_layer(self.config, layer) for layer in layers]
         trace = Trace(names=[f"block{number}" for number in numbers])
         grid, blocks = self.grid_of(images), range(max(numbers, default=-1) + 1)
         self.encode(self.prepare_tokens(images), grid, trace, blocks=blocks)
-        found = [trace[f"block{number}"] for number in numbers]
-        return [self.norm(tokens) for tokens in found] if norm else found
+        outputs = [trace[f"block{number}"] for number in numbers]
+        return [self.norm(tokens) for tokens in outputs] if norm else outputs
 
     def forward_features(
         self, images: Tensor, trace: Trace | None = None, queries: slice = EVERY_TOKEN

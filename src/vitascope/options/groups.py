@@ -102,8 +102,8 @@ DECODER_HEAD = 32
 LARGEST_RATE = 100.0
 """The largest published learning rates in vision, of LARS for huge batches, are a few tens."""
 
-DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "outputs", "thresholds")
-"""Model options that follow from the data."""
+DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "outputs", "thresholds", "members")
+"""Model options that follow from the data and the folds."""
 
 
 class OptionGroup:
@@ -227,7 +227,7 @@ class Optimization(OptionGroup):
     """Images per step, over all processes. Default: 128, or less if an epoch would have under 4 steps."""
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     """AdamW; Muon for hidden matrices and AdamW for the rest; or SGD with momentum 0.9."""
-    lr: float = 1e-3
+    lr: Annotated[float, Range(gt=0, le=LARGEST_RATE)] = 1e-3
     """Peak learning rate."""
     lr_batch: Annotated[int | None, COUNT] = None
     """Batch size that --lr belongs to: the learning rate scales linearly with the batch size.
@@ -293,37 +293,18 @@ class Optimization(OptionGroup):
     def __post_init__(self) -> None:
         """Check the numbers, also against each other."""
         super().__post_init__()
-        object.__setattr__(self, "lengths", _checked_lengths(self.lengths))
+        object.__setattr__(self, "lengths", tuple((since, total) for since, total in self.lengths))
         if self.steps == 0 and not self.freeze:
             raise UserError("steps=0 trains nothing: set freeze, which then fits the head, or more steps")
         if self.freeze and self.lora is not None:
             raise UserError(
                 f"freeze trains the head alone, and lora={self.lora} the body too: leave out one of them"
             )
-        if not 0 < self.lr <= LARGEST_RATE:
-            raise UserError(
-                f"lr must be in (0, {LARGEST_RATE:g}], not {self.lr:g}; AdamW usually takes about 1e-3, SGD "
-                "about 0.03"
-            )
         if self.lr * self.weight_decay >= 1:
             raise UserError(
                 f"lr times weight_decay must be below 1, not {self.lr:g} * {self.weight_decay:g}: a step "
                 "would remove the weights or reverse their sign; lower one of them"
             )
-
-
-def _checked_lengths(lengths: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    """Pairs of a step and the length from there on: the first at step 0 or where more epochs began, each
-    later one within the run."""
-    left, end = -1, math.inf  # the step of the pair before, and the step that the next one must precede
-    for since, total in lengths:
-        if not left < since < end or total <= since:
-            raise UserError(
-                "lengths must be pairs of a step and a larger length, each later than the one before and "
-                f"below its length; not {[list(pair) for pair in lengths]}"
-            )
-        left, end = since, total
-    return tuple((since, total) for since, total in lengths)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -483,11 +464,8 @@ class ExecutionOptions(OptionGroup):
     """Parts in which a batch is computed, one after the other. Default: as many as the memory needs."""
     gradient_checkpointing: Flag = False
     """Recompute each block in the backward pass, to save memory."""
-    parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
-    """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp).
-    Or every machine holds the whole model in shards (hsdp)."""
-    shard_size: Annotated[int | None, COUNT] = None
-    """Processes that hold the whole model together with hsdp. Default: those of a machine."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: every process holds the whole model (ddp), or a shard of it (fsdp)."""
     checkpoint_seconds: Annotated[float, AMOUNT] = 300.0
     """Seconds between checkpoints; 0 saves one after every step."""
     keep_checkpoints: Annotated[int, COUNT] = 2
@@ -497,12 +475,3 @@ class ExecutionOptions(OptionGroup):
     It has about three to four times the size of the model."""
     tracker: Literal["mlflow", "trackio", "wandb"] | None = None
     """Experiment tracker that gets the metrics too. Default: none, but TensorBoard where it is installed."""
-
-    def __post_init__(self) -> None:
-        """Check the options, also against each other."""
-        super().__post_init__()
-        if self.shard_size is not None and self.parallel != "hsdp":
-            raise UserError(
-                f"shard_size={self.shard_size} has no effect with parallel={self.parallel}: "
-                "set parallel=hsdp, or leave it out"
-            )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tyro
 
-from vitascope.arguments import NamesFile, Range, checked
+from vitascope.arguments import NamesFile, Range, check_value, checked
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, check_choice
 from vitascope.model.config import ViTConfig
@@ -39,6 +39,9 @@ FEW_TO_START, FEW_TO_TUNE = 1_000, 100
 """Images up to which a run starts from the built-in model by default, and up to which it changes that in the
 small steps of `finetune`: those of `train`, or all where no split is given.
 benchmarks/results/2026-11-25-few_images.md measures where each is better than random weights."""
+
+REMOVED = {"shard_size": None}
+"""Options of runs of version 0.2.0 that are gone, with the value that asks for nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -128,10 +131,17 @@ class TrainConfig(Configuration):
             raise UserError(f"{' and '.join(lengths)} both set the length of the run: leave out one of them")
         if self.fold is not None and not self.fold < (self.folds or 0):
             raise UserError(f"fold={self.fold} is not one of folds={self.folds}")
-        if self.augmentation.repeats > 1 and self.balance.sampling == "balanced":
+        if self.execution.parallel == "fsdp" and self.optimization.optimizer == "muon":
             raise UserError(
-                f"repeats={self.augmentation.repeats} and sampling=balanced both decide how often an image "
-                "appears in an epoch: leave out one of them"
+                "parallel=fsdp divides matrices, and optimizer=muon orthogonalizes whole ones: choose "
+                "parallel=ddp, or optimizer=adamw"
+            )
+        orders = [f"repeats={self.augmentation.repeats}"] * (self.augmentation.repeats > 1)
+        orders += ["sampling=balanced"] * (self.balance.sampling == "balanced")
+        orders += [f"streams={self.streams}"] * (self.streams is not None)
+        if len(orders) > 1:
+            raise UserError(
+                f"{' and '.join(orders)} decide which images an epoch has, and in which order: leave out one"
             )
 
     def _check_auto(self) -> None:
@@ -188,7 +198,8 @@ class TrainConfig(Configuration):
         """
         if values.get("task") == "probe":
             raise UserError("these are the options of a probe: `vitascope probe` makes another one")
-        return super().from_dict(values)
+        gone = REMOVED.items()
+        return super().from_dict({name: it for name, it in values.items() if (name, it) not in gone})
 
     @classmethod
     @checked
@@ -200,12 +211,10 @@ class TrainConfig(Configuration):
         """
         try:
             values = read_yaml(path)
-        except FileNotFoundError as error:
-            raise UserError(f"{path}: no such file") from error
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not readable as YAML: {error}") from error
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: not a table of options")
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path}: not readable as YAML: {reason}") from error
+        check_value(str(path), values, Mapping)
         with options_of(path):
             return cls.from_dict(values)
 

@@ -20,14 +20,14 @@ from tqdm import tqdm
 
 from vitascope._version import __version__
 from vitascope.arguments import check_value, checked
-from vitascope.data.all_images import SEPARATOR, AllImages, all_images
+from vitascope.data.all_images import AllImages, all_images
 from vitascope.data.datasets import stream_of_folder
 from vitascope.data.decoding import ImageSource
 from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.stored import StoredImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import ClassIndices, ClassSets, Targets
+from vitascope.data.targets import SEPARATOR, ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.model.hardware import reuse_freed_memory
@@ -38,6 +38,7 @@ from vitascope.predict.embedding_file import (
     OfImages,
     Part,
     check_out,
+    explaining_damage,
     read_blocks,
     read_columns,
     read_features,
@@ -171,10 +172,9 @@ class Embeddings(OfImages):
         """
         path = Path(path)
         columns, made = read_columns(path)
-        if not isinstance(made, dict) or not made.keys() >= _MADE.keys():
-            raise UserError(f"{path}: it does not say how its features were made; embed the images again")
-        for name, kind in _MADE.items():
-            check_value(f"{path}: {name}", made[name], kind)
+        with explaining_damage(path):
+            for name, kind in _MADE.items():
+                check_value(f"{path}: {name}", made[name], kind)
         return cls(made=made, kept=path, count=len(columns))
 
     def __repr__(self) -> str:

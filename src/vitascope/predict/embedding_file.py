@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from vitascope.data.feature_cache import Features
 from vitascope.errors import UserError
-from vitascope.predict.result_formats import escaped
+from vitascope.predict.result_formats import check_output, escaped
 from vitascope.serialization import parse_json
 from vitascope.storage import check_room, replacing, temporary_folder
 from vitascope.weights.files import read_npz
@@ -109,12 +109,7 @@ Part = tuple[EmbeddingColumns, Features]
 
 def check_out(out: Path) -> None:
     """Reject a file that cannot be written, or that exists."""
-    if out.suffix not in FORMATS:
-        raise UserError(f"{out}: a file of features ends in {', '.join(FORMATS)}")
-    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError("Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose .npz or .npy")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder")
+    check_output(out, FORMATS, "a file of features")
     for path in (out, beside(out)) if out.suffix == ".npy" else (out,):
         if path.exists():
             raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
@@ -233,7 +228,7 @@ def read_columns(path: Path) -> tuple[EmbeddingColumns, dict[str, Any]]:
     Raises:
         UserError: no such file, or none of `write_embeddings`.
     """
-    with _explaining(path):
+    with explaining_damage(path):
         if path.suffix == ".npz":
             columns = {name: array.tolist() for name, array in read_npz(path, _BESIDE).items()}
             made = parse_json(columns.pop("made"))
@@ -259,7 +254,7 @@ def read_features(path: Path) -> Features:
         UserError: as `read_columns`.
     """
     if path.suffix == ".npy":
-        with _explaining(path):
+        with explaining_damage(path):
             return _checked(np.load(path, mmap_mode="r", allow_pickle=False))
     return np.concatenate(list(read_blocks(path, READ_ROWS)))
 
@@ -270,7 +265,7 @@ def read_blocks(path: Path, size: int) -> Iterator[Features]:
     Raises:
         UserError: as `read_columns`.
     """
-    with _explaining(path):
+    with explaining_damage(path):
         if path.suffix == ".npz":
             with zipfile.ZipFile(path) as archive, archive.open("feature.npy") as file:
                 yield from _array_blocks(file, size)
@@ -287,8 +282,7 @@ def read_blocks(path: Path, size: int) -> Iterator[Features]:
 
 
 def _array_blocks(file: IO[bytes], size: int) -> Iterator[Features]:
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("its features are no array of NumPy's format 1.0")
+    np.lib.format.read_magic(file)
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
     if fortran_order or len(shape) != 2:
         raise ValueError(f"its features are {dtype} {shape}, not float32 (N, D) in C order")
@@ -305,10 +299,8 @@ def _checked(features: npt.NDArray[Any]) -> Features:
 
 
 @contextlib.contextmanager
-def _explaining(path: Path) -> Iterator[None]:
+def explaining_damage(path: Path) -> Iterator[None]:
     """Turn whatever a damaged file, or another one, leads to into one line."""
-    if path.suffix not in FORMATS:
-        raise UserError(f"{path}: a file of features ends in {', '.join(FORMATS)}")
     if not path.exists():
         raise UserError(f"{path}: no such file")
     try:

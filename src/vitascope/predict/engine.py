@@ -95,11 +95,6 @@ class Engine(ABC):
         return self.preprocess.pixels
 
     @property
-    def several(self) -> bool:
-        """Whether any number of classes may apply to an image, rather than one."""
-        return self.meaning == "independent"
-
-    @property
     def digest(self) -> str:
         """SHA-256 of the weights in hexadecimal, computed on first use; empty without weights."""
         return ""

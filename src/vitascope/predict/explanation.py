@@ -14,9 +14,6 @@ from PIL import Image, ImageDraw
 
 from vitascope.data.preprocess import Framed, Pixels
 from vitascope.errors import UserError
-from vitascope.explain.inputs import pooled_and_logits, seen_hw
-from vitascope.explain.methods import METHODS, check_settings, methods_for
-from vitascope.explain.targets import class_index
 from vitascope.model.heads import predicted
 from vitascope.predict.engine import Engine, TorchEngine
 from vitascope.storage import explaining_failure, make_folder, replacing
@@ -100,6 +97,10 @@ def explain_framed(
 
     `batch_size` is that of the forward passes of a method that needs many; None is the method's own.
     """
+    from vitascope.explain.inputs import pooled_and_logits, seen_hw  # predictions need no heatmaps
+    from vitascope.explain.methods import METHODS, check_settings, methods_for
+    from vitascope.explain.targets import class_index
+
     if not isinstance(engine, TorchEngine):  # an exported model has no gradients and no attention
         raise UserError(f"an explanation needs the model itself, not {engine.description}")
     check_settings(method, ["target"] * (target is not None))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,13 @@ from torch import Tensor
 from vitascope.data.contents import digests_of
 from vitascope.data.decoding import ImageSource, source_name
 from vitascope.data.feature_cache import Contents, FeatureCache, Features
-from vitascope.data.preprocess import Pixels
-from vitascope.data.reading import ImageReader, ReadingPool, read_here
+from vitascope.data.reading import ImageReader
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
-from vitascope.network import usable_cores
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.predict.features import FeatureSpec
+from vitascope.predict.pictures import PictureBatch, stream
 
 BATCH_SIZE = 64
 """On a CPU."""
@@ -74,7 +73,7 @@ class FeatureStream:
         self.sources = sources
         size = engine.batch_size(compute.batch_size, BATCH_SIZE)
         self.batch_size = min(size, WHOLE_PICTURES) if engine.own_pixels else size
-        self.workers = usable_cores() if compute.workers is None else compute.workers
+        self.workers = compute.workers
         self.unreadable: dict[int, str] = {}
         self.computed = 0
         self._cached = compute.cache
@@ -111,51 +110,26 @@ class FeatureStream:
         if len(pending):
             yield pending
 
-    def _read(self) -> Iterator[tuple[Indices, Pixels, dict[int, str]]]:
-        """The missing images: pixels (n, C, H, W), valid until the next batch, and errors by row."""
-        reader, batches = ImageReader(self.sources, self.engine.preprocess), self._missing()
-        first = list(itertools.islice(batches, 2))
-        everything = itertools.chain(first, batches)
-        if not self.workers or len(first) < 2:  # starting processes takes longer than reading a batch
-            yield from read_here(reader, everything, 0)
-            return
-        # At a lower priority than the model, see `reading.file_pool`.
-        pool = ReadingPool(reader.fill, reader.preprocess, self.batch_size, self.workers, niceness=10)
-        try:
-            yield from pool.read(everything)
-        finally:
-            pool.close()
-
     def _computed(self) -> Iterator[_Batch]:
         """The missing images in batches; an accelerator computes one while the next is read and copied."""
-        device = self.engine.device
-        started = self._started_from_whole_pictures() if self.engine.own_pixels else self._started()
-        yield from map(self._checked, one_late(started, device))
+        yield from map(self._checked, one_late(self._started(), self.engine.device))
 
     def _started(self) -> Iterator[_Batch]:
         """The missing images in batches whose features are on the way to the CPU."""
-        device = self.engine.device
+        engine = self.engine
+        reader = ImageReader(self.sources, engine.preprocess)
 
-        def send(read: tuple[Indices, Pixels, dict[int, str]]) -> tuple[Tensor]:
-            indices, pixels, faults = read
-            return (to_device(pixels[_readable(indices, faults)] if faults else pixels, device),)
+        def send(batch: PictureBatch[Indices]) -> tuple[Tensor, ...]:
+            return tuple(to_device(pixels, engine.device) for _, pixels in batch.stacks)
 
-        for (indices, _, faults), (pixels,) in copied_ahead(self._read(), send, device):
-            self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
-            self.computed += len(pixels)
-            found = (
-                self.engine.features(pixels, self.specs, batch_size=self.batch_size) if len(pixels) else []
-            )
-            yield _Batch(indices, _readable(indices, faults), Fetched(found))
-
-    def _started_from_whole_pictures(self) -> Iterator[_Batch]:
-        """The missing images in batches, for an exported model that crops and resizes them."""
-        for indices in self._missing():
-            pictures, faults = self.engine.read([self.sources[index] for index in indices.tolist()])
-            self.unreadable |= {int(indices[row]): reason for row, reason in faults.items()}
-            self.computed += len(pictures)
-            found = self.engine.features_of_pictures(pictures, self.specs) if pictures else []
-            yield _Batch(indices, _readable(indices, faults), Fetched(found))
+        with closing(stream(engine, reader, self._missing(), self.batch_size, self.workers)) as batches:
+            for batch, on_device in copied_ahead(batches, send, engine.device):
+                self.unreadable |= {int(batch.items[row]): reason for row, reason in batch.faults.items()}
+                self.computed += int(batch.readable.sum())
+                columns = [
+                    engine.features(pixels, self.specs, batch_size=self.batch_size) for pixels in on_device
+                ]
+                yield _Batch(batch.items, batch.readable, Fetched(batch.in_order(columns)))
 
     def _checked(self, batch: _Batch) -> _Batch:
         """A batch whose features have arrived, and are finite."""
@@ -244,11 +218,6 @@ class _Block:
             rows[missing], rows[~missing] = np.split(joined, [int(missing.sum())])
             found.append(rows)
         return found
-
-
-def _readable(indices: Indices, faults: Mapping[int, str]) -> Mask:
-    """Whether each of some images could be read, (n,)."""
-    return np.array([row not in faults for row in range(len(indices))], np.bool_)
 
 
 def _origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:

@@ -170,11 +170,6 @@ def connected(address: str) -> Iterator[None]:
                 f"Ray at {address} has not answered for {START_SECONDS:g} s: its head may have ended; start "
                 "it again with `ray start --head`, or leave out the address for Ray on this machine"
             ) from error
-        except ConnectionError as error:  # of `auto`; `check_reachable` finds others
-            raise UserError(
-                "no Ray runs on this machine: start it with `ray start`, or leave out the address, for Ray "
-                "during this command alone"
-            ) from error
         except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
             raise UserError(f"Ray at {address}: {ray_message(error)}") from error
         try:

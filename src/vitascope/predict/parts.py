@@ -130,8 +130,6 @@ class Parts:
                         starts.append(end)
                     data = b"".join(text.encode("utf-8", "surrogatepass") + b"\0" for text in texts)
                     fields = len(texts)
-                    if data.count(b"\0") != fields:
-                        raise UserError(f"{' '.join(texts)}: a path or label with a NUL cannot be listed")
                     end += file.write(data)
             if not count:
                 raise UserError("no images found")
@@ -336,7 +334,9 @@ def check_same(
     try:
         found = differences(about)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{place}: its fingerprint is broken; choose another file") from error
+        raise UserError(
+            f"{place}: its fingerprint is broken, or of another version; choose another file"
+        ) from error
     if found:
         raise UserError(
             f"{place} was made with other options or another model: {'; '.join(found)}; use the same ones, "

@@ -9,14 +9,13 @@ import io
 import itertools
 import logging
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
@@ -29,26 +28,24 @@ from vitascope.data.decoding import (
     is_one_picture,
     read_image,
 )
-from vitascope.data.formats.table import TableImage, images_of_table
 from vitascope.data.listing import images_below
 from vitascope.data.preprocess import Preprocess
-from vitascope.data.reading import file_pool
-from vitascope.data.stored import ImageFile, StoredImage, fetched_ahead, stored_images
+from vitascope.data.reading import FileReader
+from vitascope.data.stored import ImageFile, StoredImage, TableImage, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.data.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.errors import UserError
-from vitascope.explain.methods import DEFAULT_METHOD
 from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
-from vitascope.network import usable_cores
 from vitascope.predict.compute import BatchSize, Views, Workers
 from vitascope.predict.engine import Engine, stacks
 from vitascope.predict.explanation import Explanation, explain_framed
+from vitascope.predict.pictures import PictureBatch, stream
 from vitascope.predict.runtimes import as_engine, open_engine
 from vitascope.predict.selection import REASONS, ClassSelection, Unknown, Verdict
 from vitascope.remote.stores import is_url
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Sized)
 log = logging.getLogger(__name__)
 
 BATCH_SIZE = 32
@@ -145,17 +142,6 @@ class _Answer(NamedTuple):
     best: Prediction
     probabilities: npt.NDArray[np.float32]
     verdict: Verdict
-
-
-@dataclasses.dataclass(frozen=True)
-class _Read(Generic[T]):
-    """A batch of pictures."""
-
-    images: Sequence[T]
-    stacks: Sequence[tuple[list[int], Tensor]]
-    """Of the readable pictures of each size: their places among the readable, and their pixels."""
-    errors: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """The reason for each of the others, by its place."""
 
 
 class Predictor:
@@ -278,11 +264,11 @@ class Predictor:
         predictions = list[PicturePredictions]()
         pictures = iter(as_pictures(images))
         batches = iter(lambda: list(itertools.islice(pictures, self.batch_size)), [])
-        read = (_Read(batch, stacks(list(map(self.engine.pixels, batch)))) for batch in batches)
+        read = (PictureBatch(batch, stacks(list(map(self.engine.pixels, batch))), {}) for batch in batches)
         for batch, predicted in self._predicted(read, selection):
             predictions += [
                 PicturePredictions(answer, picture, self.preprocess.levels)
-                for picture, answer in zip(batch.images, predicted, strict=True)
+                for picture, answer in zip(batch.items, predicted, strict=True)
             ]
         return predictions[0] if is_one_picture(images) else predictions
 
@@ -301,14 +287,14 @@ class Predictor:
         self,
         images: ImageSource | Iterable[ImageSource],
         *,
-        method: str = DEFAULT_METHOD,
+        method: str = "integrated-gradients",
         target: int | str | None = None,
     ) -> Explanation | list[Explanation]:
         """Explain the prediction of one picture or of several.
 
         Args:
             images: as for a call.
-            method: a name in `vitascope.explain.METHODS`.
+            method: a name in `vitascope.explain.METHODS`; by default `vitascope.explain.DEFAULT_METHOD`.
             target: the class to explain, by name or index; None is the most probable one.
 
         Returns:
@@ -350,8 +336,6 @@ class Predictor:
         Raises:
             UserError: no such folder; a reading process was killed; as for a call.
         """
-        if os.path.isfile(folder):
-            raise UserError(f"{os.fspath(folder)}: a file, not a folder")
         rates = {"coverage": coverage, "familiar": familiar}
         return self.stream(find_images([folder]), top_k, threshold=threshold, **rates, workers=workers)
 
@@ -378,29 +362,19 @@ class Predictor:
     ) -> Generator[ImageResult, None, None]:
         with closing(fetched_ahead(files)) as fetched, closing(self._read(fetched, workers)) as read:
             for batch, predicted in self._predicted(read, selection):
-                for place, image in enumerate(batch.images):
+                for place, image in enumerate(batch.items):
                     path, cells = str(image), image.cells if isinstance(image, TableImage) else ()
-                    if (error := batch.errors.get(place)) is not None:
+                    if (error := batch.faults.get(place)) is not None:
                         yield ImageResult(path, [], error, cells=cells)
                     else:
                         yield ImageResult(path, error=None, cells=cells, **next(predicted)._asdict())
 
     def _read(
         self, files: Iterator[ImageFile], workers: int | None
-    ) -> Generator[_Read[ImageFile], None, None]:
+    ) -> Generator[PictureBatch[Sequence[ImageFile]], None, None]:
         """The files in batches, read by workers where the pixels do not depend on the engine."""
         batches = iter(lambda: list(itertools.islice(files, self.batch_size)), [])
-        workers = usable_cores() if workers is None else workers
-        if not workers or self.engine.own_pixels:
-            for batch in batches:
-                pictures, errors = self.engine.read(batch)
-                yield _Read(batch, stacks(pictures), errors)
-            return
-        with closing(file_pool(self.engine.preprocess, self.batch_size, workers)) as pool:
-            for read, pixels, errors in pool.read(batches):
-                readable = [place for place in range(len(read)) if place not in errors]
-                together = torch.from_numpy(pixels[readable] if errors else pixels)
-                yield _Read(read, [([*range(len(readable))], together)] if readable else [], errors)
+        return stream(self.engine, FileReader(self.engine.preprocess), batches, self.batch_size, workers)
 
     def _selection(self, *chosen: Any) -> ClassSelection:
         selection = ClassSelection(*chosen)
@@ -408,33 +382,27 @@ class Predictor:
         return selection
 
     def _predicted(
-        self, read: Iterable[_Read[T]], selection: ClassSelection
-    ) -> Iterator[tuple[_Read[T], Iterator[_Answer]]]:
+        self, read: Iterable[PictureBatch[T]], selection: ClassSelection
+    ) -> Iterator[tuple[PictureBatch[T], Iterator[_Answer]]]:
         """Batches with the predictions of their readable pictures; a GPU computes the next ones meanwhile."""
         device = self.engine.device
 
-        def send(batch: _Read[T]) -> tuple[Tensor, ...]:
+        def send(batch: PictureBatch[T]) -> tuple[Tensor, ...]:
             return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
 
-        def answered(pixels: Sequence[Tensor]) -> list[Tensor]:
-            return [part for stack in pixels for part in self.engine.answers(stack).known()[1:]]
+        def answered(batch: PictureBatch[T], pixels: Sequence[Tensor]) -> Fetched:
+            return Fetched(batch.in_order([self.engine.answers(stack).known()[1:] for stack in pixels]))
 
-        started = (
-            (batch, Fetched(answered(on_device))) for batch, on_device in copied_ahead(read, send, device)
-        )
+        started = ((batch, answered(batch, pixels)) for batch, pixels in copied_ahead(read, send, device))
         for batch, fetched in one_late(started, device):
-            yield batch, self._described(batch, fetched.wait(), selection)
+            yield batch, self._described(fetched.wait(), selection)
 
-    def _described(
-        self, batch: _Read[T], answers: Sequence[Tensor], selection: ClassSelection
-    ) -> Iterator[_Answer]:
-        """The answers for each picture, from the probabilities (b, K) of each stack, which the familiarity
-        (b,) follows if the model knows it."""
+    def _described(self, answers: Sequence[Tensor], selection: ClassSelection) -> Iterator[_Answer]:
+        """The answers for each picture, from the probabilities (m, K), which the familiarity (m,) follows if
+        the model knows it."""
         if not answers:
             return
-        columns = len(answers) // len(batch.stacks)
-        rows = torch.tensor([place for places, _ in batch.stacks for place in places]).argsort()
-        probabilities, *known = (torch.cat(list(answers[first::columns]))[rows] for first in range(columns))
+        probabilities, *known = answers
         chosen = selection.of(self.engine, probabilities)
         verdicts = selection.judged(self.engine, probabilities, known[0] if known else None)
         best = zip(*(column.tolist() for column in probabilities.max(dim=1)), strict=True)
@@ -489,6 +457,8 @@ def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFil
     if os.path.isdir(place):
         return (entry.path for entry in images_below(place, _unlisted))
     if os.path.isfile(place) and is_table(place):
+        from vitascope.data.formats.table import images_of_table  # which most predictions do not need
+
         return images_of_table(Path(place), table, keep=keep)
     if os.path.exists(place):
         return [place]

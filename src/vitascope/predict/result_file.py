@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import json
 import logging
@@ -23,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from vitascope.data.formats.table import TableImage
-from vitascope.data.stored import ImageFile, as_text, from_text
+from vitascope.data.stored import ImageFile, TableImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -40,7 +38,7 @@ from vitascope.predict.parts import (
     parts_folder,
 )
 from vitascope.predict.predictor import Predictor, find_images
-from vitascope.predict.result_formats import FORMATS, Rows
+from vitascope.predict.result_formats import FORMATS, Rows, check_output
 from vitascope.predict.selection import AUTO, ClassSelection
 from vitascope.serialization import parse_json
 from vitascope.storage import replacing, write_json
@@ -149,7 +147,6 @@ def differences(
 ) -> list[str]:
     """List the differences from a fingerprint, such as `top_k was 5, not 3`; empty if there are none."""
     now = {"places": list(places), **task.options(engine)}
-    before = {"views": 1, **before}  # which a file of vitascope 0.2 does not have
     changes = [change for name in now for change in _changes(name, before[name], now[name])]
     if changes:
         return changes
@@ -202,16 +199,7 @@ def fingerprint_file(out: Path) -> Path:
 
 def check_result_file(out: Path, *, resume: bool) -> None:
     """Reject a file that cannot be written, and an existing one or its parts unless they are resumed."""
-    if out.suffix not in FORMATS:
-        raise UserError(f"{out}: a result file ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError(
-            "Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose a .jsonl or .csv file"
-        )
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder")
-    if out.is_dir():
-        raise UserError(f"{out} is a folder")
+    check_output(out, FORMATS, "a result file")
     begun = parts_folder(out) if job_exists(out) else out
     if begun.exists() and not resume:
         raise UserError(f"{begun} exists: continue it with --resume, or choose another file")
@@ -250,7 +238,7 @@ def predict_to_file(
     engine.check_classes()
     selection = task.selection
     selection.check(engine)
-    if out.suffix == ".csv" and not engine.several and selection.top_k not in (None, 1):
+    if out.suffix == ".csv" and not engine.thresholds and selection.top_k not in (None, 1):
         raise UserError(
             f"{out}: a .csv file has the most probable class of each image: leave out top_k, and "
             "ask for all probabilities to get the other classes"
@@ -277,13 +265,11 @@ def predict_to_file(
 def _tally_of(out: Path, changes: Callable[[Mapping[str, Any]], Sequence[str]]) -> Tally:
     """The counts of a complete file, which must be one of the same job."""
     path = fingerprint_file(out)
-    if not path.exists():
-        raise UserError(f"{out} cannot be resumed without {path.name}, which is missing; choose another file")
     try:
         about = parse_json(path.read_text(encoding="utf-8"))
         tally = Tally(**about["tally"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{out}: its fingerprint is broken; choose another file") from error
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{out}: its fingerprint is broken or missing; choose another file") from error
     check_same(out, about, changes)
     return tally
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import itertools
 import json
 import re
@@ -27,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from vitascope.data.targets import SEPARATOR
+from vitascope.errors import UserError
 from vitascope.predict.engine import Engine
 from vitascope.predict.predictor import ImageResult
 
@@ -34,8 +37,6 @@ FORMATS: tuple[str, ...] = (".jsonl", ".parquet", ".csv")
 VERDICT = ("unknown", "set", "familiarity")
 COLUMNS = ("image", "label", "score", "labels", "predictions", "error", *VERDICT)
 """The columns that are no class's, in any format."""
-SEPARATOR = ";"
-"""Between the labels of an image in a CSV file."""
 PARQUET_ROWS = 10_000
 """Rows per row group, which bounds the memory."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -44,11 +45,22 @@ _FORMULA = re.compile(r"(?![-+]?[\d.]+([eE][-+]?\d+)?$)\s*[=+\-@]")
 """Begins as a formula, and is no number."""
 
 
+def check_output(out: Path, endings: Sequence[str], kind: str) -> None:
+    """Reject a file of another ending, a `.parquet` without pyarrow, and a folder that does not exist."""
+    if out.suffix not in endings:
+        raise UserError(f"{out}: {kind} ends in {', '.join(endings)}")
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        others = " or ".join(ending for ending in endings if ending != out.suffix)
+        raise UserError(f"Parquet needs pyarrow: pip install 'vitascope[parquet]'; or choose {others}")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out.parent}: no such folder")
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """The form of the rows."""
 
-    several: bool = False
+    by_threshold: bool = False
     """Whether an image may have several classes."""
     judged: bool = False
     """Whether it is known what the model knows: `unknown`, `set` and `familiarity`."""
@@ -62,9 +74,10 @@ class Rows:
         cls, engine: Engine, *, probabilities: bool = False, kept: Mapping[str, str] | None = None
     ) -> Rows:
         """The rows of an engine's predictions. Those of several classes per image have probabilities."""
-        wanted = probabilities or engine.several
+        several = bool(engine.thresholds)
+        wanted = probabilities or several
         names = [engine.label(index) for index in range(engine.num_classes)] if wanted else ()
-        return cls(engine.several, engine.sets is not None, column_names(names), kept or {})
+        return cls(several, engine.sets is not None, column_names(names), kept or {})
 
     def line(self, result: ImageResult) -> str:
         """One line of JSON."""
@@ -72,7 +85,7 @@ class Rows:
         if result.error is not None:
             row["error"] = result.error
         else:
-            if self.several:
+            if self.by_threshold:
                 row["labels"] = [prediction.label for prediction in result.predictions]
             row["predictions"] = [vars(prediction) for prediction in result.predictions]
             if self.judged:
@@ -111,8 +124,8 @@ class Rows:
             return [csv_text(row["image"]), "", "", *[""] * empty, *kept]
         labels, scores = ([each[name] for each in row["predictions"]] for name in ("label", "score"))
         probabilities = list(row.get("probabilities", {}).values())
-        label = SEPARATOR.join(labels) if self.several else labels[0]
-        numbers = [max(probabilities) if self.several else scores[0], *probabilities]
+        label = SEPARATOR.join(labels) if self.by_threshold else labels[0]
+        numbers = [max(probabilities) if self.by_threshold else scores[0], *probabilities]
         # The shortest text that is the same number in float32, which the model computed.
         scores = [str(np.float32(number)) for number in numbers]
         return [csv_text(row["image"]), csv_text(label), scores[0], *self._verdict(row), *scores[1:], *kept]
@@ -145,7 +158,7 @@ class Rows:
         schema = pa.schema(
             [
                 ("image", pa.string()),
-                *[("labels", pa.list_(pa.string()))] * self.several,
+                *[("labels", pa.list_(pa.string()))] * self.by_threshold,
                 ("predictions", pa.list_(prediction)),
                 ("error", pa.string()),
                 *verdict[: len(verdict) * self.judged],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from vitascope.arguments import Range, check_fields
 from vitascope.errors import UserError
 from vitascope.formatting import listed
-from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets, check_rate
+from vitascope.model.trust import COVERAGE, FAMILIAR, PredictionSets
 from vitascope.predict.engine import Engine
 
 TOP_K = 5
@@ -63,23 +64,17 @@ class ClassSelection:
         UserError: `top_k` below 1; a `threshold` that is no probability.
     """
 
-    top_k: int | None = None
+    top_k: Annotated[int | None, Range(ge=1)] = None
     """The most classes per image. None means `TOP_K`, or no limit where any class may apply."""
-    threshold: float | None = None
+    threshold: Annotated[float | None, Range(ge=0, le=1)] = None
     """The threshold of every class, where any may apply. None means the model's own."""
-    coverage: float | None = None
+    coverage: Annotated[float | None, Range(gt=0, lt=1)] = None
     """Share of pictures whose set of classes holds the right one. None means `COVERAGE`."""
-    familiar: float | None = None
+    familiar: Annotated[float | None, Range(gt=0, lt=1)] = None
     """Share of pictures such as those of the training that pass as familiar. None means `FAMILIAR`."""
 
     def __post_init__(self) -> None:
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, not {self.top_k}")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise UserError(f"threshold is a probability from 0 to 1, not {self.threshold:g}")
-        for name in ("coverage", "familiar"):
-            if (rate := getattr(self, name)) is not None:
-                check_rate(name, rate)
+        check_fields(self)
 
     def check(self, engine: Engine) -> None:
         """Reject a threshold for a model that predicts one class per image, and rates for one that was not
@@ -99,7 +94,7 @@ class ClassSelection:
             )
         elif self.familiar is not None and (reason := self.unchecked(engine)):
             raise UserError(reason)
-        if self.threshold is not None and not engine.several:
+        if self.threshold is not None and not engine.thresholds:
             raise UserError(
                 "a threshold is for models that predict any number of classes per image; this one predicts "
                 "one: leave it out, or limit the classes with top_k"
@@ -118,7 +113,7 @@ class ClassSelection:
 
     def limit(self, engine: Engine) -> int | None:
         """The most classes per image; None for no limit."""
-        return TOP_K if self.top_k is None and not engine.several else self.top_k
+        return TOP_K if self.top_k is None and not engine.thresholds else self.top_k
 
     def thresholds(self, engine: Engine) -> tuple[float, ...]:
         """The threshold of each class; empty where one class applies."""
@@ -128,7 +123,7 @@ class ClassSelection:
         """The predicted classes of each row of (B, K), with their probabilities."""
         K = probabilities.shape[1]
         shown, counts = probabilities, [K] * len(probabilities)
-        if engine.several:
+        if engine.thresholds:
             applies = probabilities >= torch.tensor(self.thresholds(engine))  # (B, K)
             shown, counts = probabilities.masked_fill(~applies, -1), applies.sum(dim=1).tolist()
         top = shown.topk(min(self.limit(engine) or K, K), dim=1)  # (B, k)

@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.data.decoding import (
     ImageError,
     ImageSource,
@@ -205,7 +205,7 @@ def similar(
     picture: ImageSource | Iterable[ImageSource],
     data: Searched,
     *,
-    k: int = 12,
+    k: Annotated[int, Range(ge=1)] = 12,
     layer: int | None = None,
     pool: FeaturePool | None = None,
     table: TableOptions = AS_RECOGNIZED,
@@ -235,8 +235,6 @@ def similar(
         UserError: as `embed`; `k` is below 1; computed features of another model, preprocessing, layer or
             pool, or of numbers that are not finite.
     """
-    if k < 1:
-        raise UserError(f"k must be at least 1, not {k}")
     pictures = as_pictures(picture)
     words = _are_words(model, pictures)
     if words and (layer, pool) != (None, None):
@@ -265,7 +263,7 @@ def similar(
         if both is None:
             best = _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
         else:
-            best = _Best(both.vectors(both.tokenizer(check_names(texts))).numpy(), k, both.projection)
+            best = _Best(both.vectors(both.texts.tokens(check_names(texts))).numpy(), k, both.projection)
         stream = None
         if isinstance(data, Embeddings):
             best.add_embeddings(data)
@@ -313,14 +311,12 @@ def _opened_with_words(ref: str | os.PathLike[str], words: Sequence[str], device
 
 
 def _check_pictures(pictures: Sequence[ImageSource]) -> None:
-    """Reject paths that are missing or folders, before anything is computed."""
+    """Reject folders, which are usually data in the place of the picture."""
     if not len(pictures):
         raise UserError("no picture given")
     for path in (picture for picture in pictures if isinstance(picture, str | os.PathLike)):
         if os.path.isdir(path):
             raise UserError(f"{os.fspath(path)} is a folder, and no picture: {ORDER}")
-        if not os.path.exists(path):
-            raise ImageError(f"{os.fspath(path)}: no such file")
 
 
 def _opened(data: Searched, table: TableOptions) -> Searched:
@@ -406,11 +402,7 @@ class _Best:
             self.settle()
 
     def add_embeddings(self, data: Embeddings) -> None:
-        """Take computed features.
-
-        Raises:
-            UserError: none, of another width, or of numbers that are not finite.
-        """
+        """Take computed features; a UserError if they are of another width, or not finite."""
         width = self._queries.shape[1] if self._projection is None else self._projection.in_features
         for features in data.blocks():
             indices = np.arange(self.compared, self.compared + len(features))
@@ -420,8 +412,6 @@ class _Best:
                 name = data.images[indices[~finite][0]]
                 raise UserError(f"{name}: its features are not finite numbers: embed the images again")
             self.add(indices, features)
-        if not self.compared:
-            raise UserError("no images: there are no features to compare with")
 
     def settle(self) -> None:
         """Sort what was added among the best."""

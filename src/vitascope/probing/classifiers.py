@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.optimize import minimize
-from scipy.special import expit, log_expit, log_softmax, softmax
+from scipy.special import softmax
 
 from vitascope.data.targets import Targets
 
@@ -133,18 +133,18 @@ class LinearFit(Fitted):
         maps: weight (K, D) and bias (K,), float64, of each setting: the head of a model. The bias of a class
             without images is -inf, that of a class that all images have beside others inf. They may be found
             one by one, when they are read, which is possible once.
-        exclusive: whether each image has one class: softmax, else the logistic function.
+        kind: of the labels, whose probabilities these are.
     """
 
     maps: Iterable[tuple[Floats, Floats]]
-    exclusive: bool
+    kind: type[Targets]
 
     def probabilities(self, features: Features) -> Iterator[Floats]:
         """The probabilities (M, K) for each setting."""
         for weight, bias in self.maps:
             parts = _blocks(features, features.shape[1])
             logits = np.concatenate([part.astype(np.float64) @ weight.T for part in parts]) + bias  # (M, K)
-            yield softmax(logits, axis=1) if self.exclusive else expit(logits)
+            yield self.kind.probabilities(logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,14 +172,14 @@ class LogisticRegression(Classifier):
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Follow the path of the strengths as far as the maps are read."""
-        shares, exclusive = membership(targets), targets.exclusive
+        shares, kind = membership(targets), type(targets)
         axes, scores = rotated(features)
         if self.tolerance > EXACT:
             scores = scores.astype(np.float32)
-        path = _Path(axes.powers, scores, shares[:, _varied(shares)], exclusive)
+        path = _Path(axes.powers, scores, shares[:, _varied(shares)], kind)
         solutions = (path.solve(strength, self.tolerance) for strength in self.strengths)
         maps = (axes.on_raw(weight, bias) for weight, bias in solutions)
-        return LinearFit((_with_constant(*each, shares, exclusive) for each in maps), exclusive)
+        return LinearFit((_with_constant(*each, shares, kind) for each in maps), kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ class LeastSquares(Classifier):
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Solve for all ridges with one eigen-decomposition."""
-        shares, exclusive = membership(targets), targets.exclusive
+        shares, kind = membership(targets), type(targets)
         axes, scores = rotated(features)
         values = 2 * shares[:, _varied(shares)] - 1  # (N, k)
         moments, N = scores.T @ values, len(values)  # (r, k)
@@ -209,8 +209,8 @@ class LeastSquares(Classifier):
             # The features have mean 0, so the constant one is orthogonal to all others.
             bias = values.mean(axis=0) * N * BIAS_FEATURE**2 / (N * BIAS_FEATURE**2 + ridge)
             weight = (moments / (axes.powers[:, None] + ridge)).T
-            maps.append(_with_constant(*axes.on_raw(weight, bias), shares, exclusive))
-        return LinearFit(maps, exclusive)
+            maps.append(_with_constant(*axes.on_raw(weight, bias), shares, kind))
+        return LinearFit(maps, kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,14 +226,14 @@ class ClassMeans(Classifier):
 
     def fit(self, features: Features, targets: Targets) -> LinearFit:
         """Find the means, and the linear function that compares the distances from them."""
-        shares, exclusive = membership(targets), targets.exclusive
+        shares, kind = membership(targets), type(targets)
         varied = _varied(shares)
         own = shares[:, varied]  # (N, k)
         N, k = own.shape
         centre = features.mean(axis=0, dtype=np.float64)
         centred = features - centre  # (N, D)
         means = own.T @ centred / own.sum(axis=0)[:, None]  # (k, D)
-        if exclusive:
+        if targets.strata is not None:
             deviation = _nonzero(np.sqrt(np.square(centred - own @ means).sum(axis=0) / max(N - k, 1)))
             means /= deviation
             weight, bias = means, -np.square(means).sum(axis=1) / 2
@@ -246,7 +246,7 @@ class ClassMeans(Classifier):
             weight = (means - others) / deviation
             bias = (np.square(others / deviation) - np.square(means / deviation)).sum(axis=1) / 2
         weight = weight / deviation
-        return LinearFit((_with_constant(weight, bias - weight @ centre, shares, exclusive),), exclusive)
+        return LinearFit((_with_constant(weight, bias - weight @ centre, shares, kind),), kind)
 
 
 def membership(targets: Targets) -> Floats:
@@ -259,9 +259,11 @@ def _varied(shares: Floats) -> npt.NDArray[np.bool_]:
     return np.logical_and(shares.any(axis=0), ~shares.all(axis=0))
 
 
-def _with_constant(weight: Floats, bias: Floats, shares: Floats, exclusive: bool) -> tuple[Floats, Floats]:
+def _with_constant(
+    weight: Floats, bias: Floats, shares: Floats, kind: type[Targets]
+) -> tuple[Floats, Floats]:
     """Weight (K, D) and bias (K,) of all classes from those of the varied ones."""
-    varied, certain = _varied(shares), 0.0 if exclusive else np.inf
+    varied, (certain,) = _varied(shares), kind.logits(np.ones(1), finite=False)
     weights = np.zeros((len(varied), weight.shape[1]))
     biases = np.where(shares.all(axis=0), certain, -np.inf)
     weights[varied], biases[varied] = weight, bias
@@ -332,11 +334,10 @@ class _Path:
     is near the identity: along the eigenvectors of the features, divided by the roots of the curvature there.
     """
 
-    def __init__(self, powers: Floats, scores: Features, shares: Floats, exclusive: bool) -> None:
-        self.powers, self.scores, self.shares, self.exclusive = powers, scores, shares, exclusive
+    def __init__(self, powers: Floats, scores: Features, shares: Floats, kind: type[Targets]) -> None:
+        self.powers, self.scores, self.shares, self.kind = powers, scores, shares, kind
         self.weight = np.zeros((len(powers), shares.shape[1]))  # (r, K)
-        frequencies = shares.mean(axis=0)
-        self.bias = np.log(frequencies) if exclusive else np.log(frequencies / (1 - frequencies))
+        self.bias = kind.logits(shares.mean(axis=0), finite=False)
 
     def solve(self, strength: float, tolerance: float) -> tuple[Floats, Floats]:
         """The weight (K, r) and bias (K,) for one C."""
@@ -344,10 +345,10 @@ class _Path:
         if not K:  # all images have the same classes
             return self.weight.T, self.bias
         # Two weights of a softmax share the penalty that the one weight of a logistic regression bears.
-        C = strength / 2 if self.exclusive and K == 2 else strength
+        C = strength / 2 if self.kind.exclusive and K == 2 else strength
         Z, r = self.scores, len(self.powers)
         logits = Z @ self.weight.astype(Z.dtype) + self.bias
-        p = softmax(logits, axis=1) if self.exclusive else expit(logits)
+        p = self.kind.probabilities(logits)
         curvature = C * (p * (1 - p)).mean(axis=0)  # (K,)
         scale = np.vstack([1 + np.outer(self.powers, curvature), N * curvature]) ** -0.5  # (r + 1, K)
 
@@ -355,13 +356,7 @@ class _Path:
             both = flat.reshape(r + 1, K) * scale
             weight, bias = both[:-1], both[-1]
             logits = Z @ weight.astype(Z.dtype) + bias  # (N, K)
-            if self.exclusive:
-                logs = log_softmax(logits, axis=1)
-                losses = -(logs * self.shares).sum()
-                residuals = np.exp(logs) - self.shares
-            else:
-                losses = -log_expit(np.where(self.shares > 0, logits, -logits)).sum()
-                residuals = expit(logits) - self.shares
+            losses, residuals = self.kind.loss_and_slope(logits, self.shares)
             slope = np.vstack([C * (Z.T @ residuals.astype(Z.dtype)) + weight, C * residuals.sum(axis=0)])
             return float(C * losses + np.square(weight).sum() / 2), (slope * scale).ravel()
 

@@ -20,8 +20,6 @@ from vitascope.intervals import CONFIDENCE
 from vitascope.network import in_threads
 from vitascope.probing.classifiers import Classifier, Features, Floats
 from vitascope.probing.selection import THREADS
-from vitascope.run.average_precision import class_precision, mean_of_known
-from vitascope.run.measures import predicted_classes
 
 SIZES = 6
 RANGE = 32
@@ -230,11 +228,7 @@ def _qualities(
     division: Division, probabilities: npt.NDArray[np.float32], weights: npt.NDArray[np.int32]
 ) -> Floats:
     """The accuracy or mAP of probabilities (N, K), weights (N, 1 + B): (1 + B,)."""
-    targets = division.targets
-    if targets.exclusive:
-        right = targets.correct(predicted_classes(probabilities))
-        return right @ weights / weights.sum(axis=0)
-    return mean_of_known(class_precision(targets.labels, probabilities, weights))
+    return division.targets.weighted_qualities(probabilities, weights)
 
 
 def _resampled(sets: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int32]:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from vitascope.data.targets import Targets
 from vitascope.model.options import EVEN
-from vitascope.probing.classifiers import Floats
 
 Probabilities = npt.NDArray[np.floating]
 
@@ -33,14 +32,6 @@ class Suspect:
     confidence: float
 
 
-def self_confidence(targets: Targets, probabilities: Probabilities) -> Floats:
-    """The probability of each label as it is: (N, 1) for one class per image, (N, K) for several."""
-    members, wide = targets.members, probabilities.astype(np.float64)
-    if targets.exclusive:
-        return wide[members][:, None]
-    return np.where(members, wide, 1 - wide)
-
-
 def suspects(targets: Targets, probabilities: Probabilities, count: int | None = None) -> list[Suspect]:
     """The labels that may be wrong, the least probable one first; at most `count`.
 
@@ -60,18 +51,19 @@ def suspects(targets: Targets, probabilities: Probabilities, count: int | None =
         own = np.where(labels, probabilities, 0).sum(axis=0) / labels.sum(axis=0)  # (K,); NaN without images
         others = np.where(labels, 0, probabilities).sum(axis=0) / (~labels).sum(axis=0)
     missing = ~labels & (probabilities >= own) & (probabilities > EVEN)  # (N, K)
-    if targets.exclusive:
+    alone = targets.strata is None  # each class is right or wrong by itself
+    if not alone:
         number = int(missing.any(axis=1).sum())
     else:
         number = int((missing | labels & (probabilities <= others) & (probabilities < EVEN)).sum())
-    confidence = self_confidence(targets, probabilities)
+    confidence = targets.self_confidence(probabilities)
     order = np.argsort(confidence, axis=None, kind="stable")[:number][:count]
     listed = []
     for image, k in zip(*np.unravel_index(order, confidence.shape), strict=True):
         sure = float(confidence[image, k])
         given: str | None
         suggested: str | None
-        if targets.exclusive:
+        if not alone:
             rest = np.where(labels[image], -1, probabilities[image])
             given, suggested = names[int(labels[image].argmax())], names[int(rest.argmax())]
             margin = float(rest.max()) - sure

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
+from vitascope.data.measures import ClassPair, Z
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import Targets
-from vitascope.evaluation.calibration import as_logits, sharpened, sharpness
+from vitascope.evaluation.calibration import sharpness
 from vitascope.explain.plots import GREY, SERIES, plain
 from vitascope.language import say, say_count
-from vitascope.model.options import EVEN
 from vitascope.model.vision_model import VisionModel
 from vitascope.probing.classifiers import Floats
 from vitascope.probing.curve import TIMES, LearningCurve
@@ -28,8 +28,6 @@ from vitascope.probing.selection import SCORES_HEAD, ProbeSelection, in_words
 from vitascope.report.page import blank_figure, embedded, render, sure
 from vitascope.report.thumbnails import name_of_image, read_pictures
 from vitascope.run.environment import without_home
-from vitascope.run.label_measures import pairs_confused
-from vitascope.run.measures import ClassPair, Z, predicted_classes, worst_pairs
 from vitascope.run.run import Run
 from vitascope.storage import replacing
 
@@ -56,8 +54,8 @@ def write_page(
         lines: one about each body.
     """
     targets, best = selection.train.targets, selection.best
-    factor = sharpness(targets, as_logits(best.held_out, exclusive=targets.exclusive))
-    held_out = sharpened(best.held_out, factor, exclusive=not selection.several)  # (N, K)
+    factor = sharpness(targets, targets.logits(best.held_out))
+    held_out = targets.sharpened(best.held_out, factor)  # (N, K)
     doubtful = suspects(targets, held_out, SUSPECTS)
     examples = _hardest(targets, held_out)
     wanted = [each.image for each in doubtful]
@@ -69,7 +67,7 @@ def write_page(
             "head": list(map(say, SCORES_HEAD)),
             "rows": rows[:ROWS],
             "rest": rows[ROWS:],
-            "measure": _measure(selection),
+            "measure": targets.measure,
             "folds": int(selection.folds.max()) + 1,
             "bodies": lines,
         },
@@ -98,12 +96,8 @@ def write_page(
     return run.probe
 
 
-def _measure(selection: ProbeSelection) -> str:
-    return "mAP" if selection.several else "accuracy"
-
-
 def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[str, Any]:
-    best, measure = selection.best, _measure(selection)
+    best, measure = selection.best, selection.train.targets.measure
     value, low, high = best.tested.value_and_limits
     tested = say(
         "test {measure}; 95% interval {low:.1%} to {high:.1%}", measure=say(measure), low=low, high=high
@@ -139,7 +133,7 @@ def _header(run: Run, selection: ProbeSelection, curve: LearningCurve) -> dict[s
 
 
 def _more(selection: ProbeSelection, curve: LearningCurve) -> dict[str, Any]:
-    measure = _measure(selection)
+    measure = selection.train.targets.measure
     alt = f"cross-validated {measure} by the number of training images: {'; '.join(curve.lines())}"
     drawing = embedded(partial(draw_curve, curve, measure), "learning-curve", alt, width=620)
     return {"drawing": drawing, "lines": curve.lines(), "measure": measure, "forecast": bool(curve.forecasts)}
@@ -184,7 +178,7 @@ def _hard(selection: ProbeSelection) -> dict[str, Any] | None:
             (names[p.first], names[p.second], f"{p.count:,}", f"{p.count / counts[p.first]:.1%}")
             for p in pairs
         ],
-        "several": selection.several,
+        "several": targets.strata is None,
     }
 
 
@@ -244,6 +238,4 @@ def class_examples(targets: Targets, probabilities: Probabilities, count: int = 
 def confused(targets: Targets, probabilities: Probabilities, count: int = 10) -> list[ClassPair]:
     """At most `count` pairs of a class of images and the class that is predicted instead, the most frequent
     first."""
-    if targets.exclusive:
-        return worst_pairs(targets.confusion(predicted_classes(probabilities)), count)
-    return pairs_confused(targets.labels, probabilities >= EVEN, count)
+    return targets.confused(targets.answers(probabilities), count)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from vitascope.arguments import checked
 from vitascope.data.datasets import open_data
@@ -33,12 +32,11 @@ from vitascope.evaluation.calibrate import (
     novelties_of,
     trust_of,
 )
-from vitascope.evaluation.calibration import Temperature, as_logits, sharpened, sharpness
+from vitascope.evaluation.calibration import Temperature, mean_loss, sharpness
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.formatting import counted, duration
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import reuse_freed_memory
-from vitascope.model.options import Outputs
 from vitascope.model.sizes import ModelConfig, architecture_of, architecture_record
 from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.compute import DEFAULT, Compute
@@ -53,7 +51,6 @@ from vitascope.probing.head import headed, representations, with_head
 from vitascope.probing.page import write_page
 from vitascope.probing.selection import SCORES_HEAD, Candidate, ProbeScore, ProbeSelection, in_words, select
 from vitascope.report.write import write_report
-from vitascope.run.label_measures import best_thresholds
 from vitascope.run.run import Run, lasting_path, new_run
 from vitascope.storage import explaining_failure
 from vitascope.weights.identification import reject_model
@@ -211,7 +208,6 @@ def _opened(
     for option, values in (("layers", layers), ("pools", pools)):
         if values is not None and not len(values):
             raise UserError(f"{option}: none given; name some, or leave the option out")
-    outputs: Outputs = "exclusive" if truth.exclusive else "independent"
     found: list[Body] = []
     places: set[str] = set()
     for number, each in enumerate(given, 1):
@@ -230,7 +226,7 @@ def _opened(
         check_single(reference or name, model.config)
         with naming_body(name):
             specs = representations(model.config, layers, pools)
-            heads = [headed(model.config, spec, truth.class_names, outputs) for spec in specs]
+            heads = [headed(model.config, spec, truth.class_names, truth.outputs) for spec in specs]
         found.append(Body(name, reference, model, specs, heads))
     return found
 
@@ -334,7 +330,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         own for own, candidate in zip(heads, candidates, strict=True) if candidate is linear.candidate
     )
     model, probabilities = _model(linear, body, head, known.truth)
-    calibration = None if selection.several else _calibrated(model, selection, known, compute)
+    calibration = _calibrated(model, selection, known, compute) if known.truth.trusted else None
     familiarity = None if model.trust is None else model.trust.familiarity
     tested_features = torch.from_numpy(linear.candidate.test)
     evaluation = Evaluation(
@@ -342,8 +338,8 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         indices=tested,
         targets=measured.truth,
         probabilities=probabilities.astype(np.float32),
-        thresholds=np.array(model.config.thresholds, np.float32) if selection.several else None,
-        loss=_loss(measured.truth, probabilities),
+        thresholds=measured.truth.thresholds(model.config.thresholds),
+        loss=mean_loss(measured.truth, measured.truth.logits(probabilities)),
         familiarity=None if familiarity is None else familiarity(tested_features).numpy(),
         sets=None if model.trust is None else model.trust.sets,
         unreadable=tuple(unreadable.values()),
@@ -427,13 +423,10 @@ def _model(score: ProbeScore, body: Body, config: ModelConfig, truth: Targets) -
     """
     assert score.head is not None
     weight, bias = score.head
-    exclusive = truth.exclusive
-    factor = sharpness(truth, as_logits(score.held_out, exclusive=exclusive))
-    if not exclusive:
-        held_out = sharpened(score.held_out, factor, exclusive=False)
-        config = config.replace(thresholds=best_thresholds(truth.labels, held_out).tolist())
-    model = with_head(body.model, config, factor * weight, factor * bias)
-    return model, sharpened(score.probabilities, factor, exclusive=exclusive)
+    factor = sharpness(truth, truth.logits(score.held_out))
+    thresholds = truth.tuned_thresholds(truth.sharpened(score.held_out, factor))
+    model = with_head(body.model, config.replace(thresholds=thresholds), factor * weight, factor * bias)
+    return model, truth.sharpened(score.probabilities, factor)
 
 
 def _calibrated(
@@ -441,20 +434,12 @@ def _calibrated(
 ) -> CalibrationResult:
     """Set what the model knows about its answers, by cross-validation; its head has its temperature."""
     score, targets = selection.linear, selection.train.targets
-    factor = sharpness(targets, as_logits(score.held_out, exclusive=True))
+    factor = sharpness(targets, targets.logits(score.held_out))
     temperature = Temperature(np.full(len(targets.class_names), 1 / factor), len(targets), out_of_fold=True)
-    held_out = sharpened(score.held_out, factor, exclusive=True)
+    held_out = targets.sharpened(score.held_out, factor)
     some = images_to_know(known)
     features = torch.from_numpy(score.candidate.train[some])
     likeness = cross_fitted(features, targets.labels[some], selection.folds[some])
     engine = TorchEngine(model, precision="fp32", device=compute.device)
     model.trust = trust_of(temperature, held_out, targets.labels, likeness)
     return CalibrationResult(temperature, model.trust.lacks(), novelties_of(engine, likeness))
-
-
-def _loss(truth: Targets, probabilities: Floats) -> float:
-    """The mean cross-entropy of probabilities (M, K), as of any model; binary where any class may apply."""
-    found, labels = torch.from_numpy(probabilities), torch.from_numpy(truth.labels)
-    if truth.exclusive:
-        return float(F.nll_loss(found.log().clamp(min=-100), labels))
-    return float(F.binary_cross_entropy(found, labels.double()))

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from vitascope.data.average_precision import PairedDifference
 from vitascope.data.folds import Division
+from vitascope.data.measures import Score
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError
 from vitascope.network import in_threads
@@ -24,9 +26,6 @@ from vitascope.probing.classifiers import (
     LogisticRegression,
     Neighbors,
 )
-from vitascope.run.average_precision import PairedDifference, mean_average_precision, paired_difference
-from vitascope.run.label_measures import LabelScore, label_score
-from vitascope.run.measures import PairedAccuracy, Score, mcnemar, predicted_classes, score_of
 
 CLASSIFIERS: tuple[Classifier, ...] = (Neighbors(), LogisticRegression(), LeastSquares(), ClassMeans())
 SCORES_HEAD = (
@@ -74,8 +73,8 @@ class ProbeScore:
 
     candidate: Candidate
     classifier: Classifier
-    validated: Score | LabelScore
-    tested: Score | LabelScore
+    validated: Score
+    tested: Score
     head: tuple[Floats, Floats] | None
     held_out: npt.NDArray[np.float32]
     probabilities: npt.NDArray[np.float64]
@@ -115,11 +114,6 @@ class ProbeSelection:
     folds: npt.NDArray[np.int64]
 
     @property
-    def several(self) -> bool:
-        """Whether an image may have several classes."""
-        return not self.train.targets.exclusive
-
-    @property
     def best(self) -> ProbeScore:
         """The choice of cross-validation."""
         return self.scores[0]
@@ -145,38 +139,17 @@ class ProbeSelection:
 
     def difference(self, score: ProbeScore) -> PairedDifference:
         """The test accuracy or mAP of a score minus that of the best, with its 95% interval."""
-        if not self.test.exclusive:
-            return paired_difference(self.test.labels, score.probabilities, self.best.probabilities)
-        best, other = (
-            self.test.correct(predicted_classes(each.probabilities)) for each in (self.best, score)
-        )
-        pairs = PairedAccuracy.of(best, other)
-        low, high = pairs.interval
-        return PairedDifference(0.0 - pairs.drop, 0.0 - high, 0.0 - low, mcnemar(pairs.lost, pairs.won))
+        return self.test.difference(score.probabilities, self.best.probabilities)
 
     def rows(self) -> list[tuple[str, ...]]:
         """All scores as text, below `SCORES_HEAD`."""
         return [score.row(None if score is self.best else self.difference(score)) for score in self.scores]
 
 
-def in_words(score: Score | LabelScore) -> str:
+def in_words(score: Score) -> str:
     """The accuracy or mAP of a score with its interval, in percent: `87.2% (84.1 to 89.9)`."""
     value, low, high = (100 * each for each in score.value_and_limits)
     return f"{value:.1f}% ({low:.1f} to {high:.1f})"
-
-
-def measured(targets: Targets, probabilities: npt.NDArray[np.floating]) -> Score | LabelScore:
-    """Measure probabilities (N, K)."""
-    if targets.exclusive:
-        return score_of(targets.labels, probabilities)
-    return label_score(targets.labels, probabilities)
-
-
-def quality(targets: Targets, probabilities: npt.NDArray[np.floating]) -> float:
-    """The accuracy, or the mAP where images have several classes, of probabilities (N, K)."""
-    if targets.exclusive:
-        return float(targets.correct(predicted_classes(probabilities)).mean())
-    return mean_average_precision(targets.labels, probabilities)
 
 
 def out_of_fold(
@@ -256,7 +229,7 @@ def cross_validated(
     best, value = np.empty(0, dtype=np.float32), -1.0
     chosen = 0
     for number, held_out in enumerate(out_of_fold(classifier.for_selection(), features, targets, folds)):
-        found = quality(targets, held_out)
+        found = targets.quality(held_out)
         if found > value:
             best, value, chosen = held_out, found, number
         elif found < value - 0.5 * np.sqrt(value * (1 - value) / len(targets)):
@@ -284,8 +257,8 @@ def _score(
     return ProbeScore(
         candidate,
         one,
-        measured(train, best),
-        measured(test, probabilities),
+        train.score(best),
+        test.score(probabilities),
         head,
         best,
         probabilities,

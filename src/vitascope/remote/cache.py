@@ -1,13 +1,10 @@
 """Objects on the local disk: blocks of those that are read in parts, and whole copies; of bounded size.
 
-`$VITASCOPE_CACHE/remote/blocks/` has a file for each block of an object, `copies/` a folder for each copy.
-Both are named by URL, size and version, so that another version has other names. A block has a checksum per
-piece, which is compared at each reading. Each is written aside and
-renamed. A file's time of change is that of its last use, up to a minute; those used longest ago go first when
-all have more than `VITASCOPE_REMOTE_GB`.
-
-Processes reserve room in portions, under a lock, in the file `used`. The real size is counted only when the
-portions reach the limit. What is removed while it is read is fetched again.
+`$VITASCOPE_CACHE/remote/blocks/` has a file for each block and a folder for each copy, named by URL, size and
+version, so that another version has other names. Each is written aside and renamed. Its time of change is its
+last use, up to a minute; those used longest ago go first when all have more than `VITASCOPE_REMOTE_GB`. The
+file `used` has the size of all, which processes change under a lock. What is removed while it is read is
+fetched again.
 """
 
 from __future__ import annotations
@@ -16,13 +13,10 @@ import contextlib
 import functools
 import hashlib
 import io
-import math
 import os
 import shutil
 import stat
-import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -52,20 +46,13 @@ READERS = 16
 """Threads that fetch at once."""
 AHEAD = 256
 """Objects that `prefetched` fetches before they are taken."""
-PIECE = 2**14
-"""Bytes of a block that have a checksum of their own, and are read together."""
-_PORTION = 1 / 64
-"""Share of the limit that a process reserves at a time."""
 _KEPT = 3 / 4
 """Share of the limit that is kept when it is reached, so that it is not reached again at once."""
-_CHECKSUM = 4  # bytes
 _FEWEST = 16
 """Blocks that the cache has room for at least."""
-_STRIPES = 256
-"""Locks of the blocks."""
 _USE_SECONDS = 60.0
 _ABANDONED_SECONDS = 3600.0
-"""Age at which a file that a process has left aside is removed."""
+"""Age at which a file that a process has left aside is removed like others."""
 
 
 def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes:
@@ -82,11 +69,10 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
     parts = []
     try:
         while start < stop:
-            number = start // BLOCK
-            end = min(stop, (number + 1) * BLOCK)
-            parts.append(_part(object, number, start - number * BLOCK, end - start))
-            start = end
-    except (StoreError, ChangedError):
+            number, offset = divmod(start, BLOCK)
+            parts.append(_part(object, number, offset, min(stop - start, BLOCK - offset)))
+            start += len(parts[-1])
+    except ChangedError:
         raise
     except UserError as error:  # it is about all objects, and none of them is to be left out
         raise StoreError(error) from error
@@ -109,23 +95,14 @@ def kept(object: RemoteObject, kind: str, make: Callable[[], bytes]) -> bytes:
     `kind` names what it is, and the version of its form.
     """
     path = _path_of(object, kind)
-    if (content := _kept(path)) is None:
-        with _lock(path, "kept"):  # one process makes it, the others wait for it
-            if (content := _kept(path)) is None:
-                content = make()
-                _write(path, content)
-    return content
-
-
-def _kept(path: Path) -> bytes | None:
     try:
-        content = _checked(path.read_bytes())
-        with contextlib.suppress(PermissionError):  # a cache that this user may only read
+        content = path.read_bytes()
+    except OSError:  # a cache that cannot be used is reported by the attempt to write to it
+        content = make()
+        _write(path, content)
+    else:
+        with contextlib.suppress(OSError):  # a cache that this user may only read
             os.utime(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreError(fault_in_words(error)) from error
     return content
 
 
@@ -146,9 +123,7 @@ class ObjectReader(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # noqa: D102
-        self._place = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._object.size}[whence]
-        )
+        self._place = offset + (0, self._place, self._object.size)[whence]
         return self._place
 
     def readinto(self, buffer: Any) -> int:  # noqa: D102
@@ -166,8 +141,8 @@ def prefetched(
     waiting: deque[tuple[T, Future[None] | None]] = deque()
     with Threads(READERS) as pool:
         for source in sources:
-            found = object_of(source)
-            waiting.append((source, None if found is None else pool.submit(_fetch, found)))
+            object = object_of(source)
+            waiting.append((source, None if object is None else pool.submit(_fetch, object)))
             while waiting and (waiting[0][1] is None or len(waiting) >= AHEAD):
                 yield _arrived(*waiting.popleft())
         while waiting:
@@ -192,26 +167,26 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
         StoreError: an object changes meanwhile, or the store does not answer.
         UserError: more than the limit of the cache, or no room on the disk.
     """
-    identity = "\0".join(f"{object.url}\0{object.size}\0{object.version}" for object in objects)
-    target = _root() / "copies" / _key(identity)
+    target = _path_in(
+        _root(), "\0".join(f"{object.url}\0{object.size}\0{object.version}" for object in objects)
+    )
     total, limit = sum(object.size for object in objects), limit_bytes()
     if total > limit:
         raise UserError(
             f"{folder}: {total / 1e9:,.2f} GB, and the cache of remote data is limited to {limit / 1e9:g} GB"
             ": raise VITASCOPE_REMOTE_GB"
         )
-    with _lock(target, "copy"):
+    with _lock(target, "copy"), explaining_failure(target.parent, "the cache", ADVICE):
         if not target.is_dir():
-            with _explaining(target.parent):
-                check_room(target, total)
-                _room().take(total)
-                with replacing(target) as aside:
-                    aside.mkdir()
-                    for object in objects:
-                        try:
-                            download(object, aside / name_in(object.url, folder))
-                        except ChangedError as error:
-                            raise StoreError(f"{object.url}: {error}; repeat this") from error
+            check_room(target, total)
+            _take_room(total)
+            with replacing(target) as aside:
+                aside.mkdir()
+                for object in objects:
+                    try:
+                        download(object, aside / name_in(object.url, folder))
+                    except ChangedError as error:
+                        raise StoreError(f"{object.url}: {error}; repeat this") from error
         os.utime(target)
     return target
 
@@ -233,15 +208,11 @@ def download(object: RemoteObject, path: Path) -> None:
 
 def limit_bytes() -> float:
     """The limit of the cache; a UserError if `VITASCOPE_REMOTE_GB` is not a number that is large enough."""
-    text = os.environ.get("VITASCOPE_REMOTE_GB", "")
-    try:
-        limit = float(text or LIMIT_GB)
-    except ValueError:
-        limit = -1.0
-    least = _FEWEST * BLOCK / 1e9
-    if not limit >= least:  # so that NaN fails too
-        raise UserError(f"VITASCOPE_REMOTE_GB is a number of gigabytes, {least:.2g} or more, not {text!r}")
-    return limit * 1e9
+    text, least = os.environ.get("VITASCOPE_REMOTE_GB") or str(LIMIT_GB), _FEWEST * BLOCK / 1e9
+    with contextlib.suppress(ValueError):
+        if float(text) >= least:
+            return float(text) * 1e9
+    raise UserError(f"VITASCOPE_REMOTE_GB is a number of gigabytes, {least:.2g} or more, not {text!r}")
 
 
 def size_on_disk() -> int:
@@ -253,37 +224,26 @@ def _root() -> Path:
     return cache_folder() / "remote"
 
 
-def _key(identity: str) -> str:
-    return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
 @contextlib.contextmanager
 def _lock(path: Path, kind: str) -> Iterator[None]:
-    """Hold the lock of a block or copy, one of a few; its folder is made if absent."""
+    """Hold the lock of a block or copy, one of 256 of a kind; the folders are made if absent."""
     folder = _root() / "locks"
-    with _explaining(path.parent):
+    with explaining_failure(path.parent, "the cache", ADVICE):
         for each in (folder, path.parent):
             each.mkdir(parents=True, exist_ok=True)
-    with locked(folder / f"{kind}-{int(path.name[:8], 16) % _STRIPES}", wait=True):
+    with locked(folder / f"{kind}-{path.name[:2]}", wait=True):
         yield
-
-
-def _explaining(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Explain a failure to write to the cache."""
-    return explaining_failure(folder, "the cache", ADVICE)
 
 
 def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
     """Some bytes of a block."""
     path = _path_of(object, str(number))
     whole = min(BLOCK, object.size - number * BLOCK)
-    found = _read_block(path, whole, start, size)
-    if found is not None:
-        return found
+    if (content := _read_block(path, whole, start, size)) is not None:
+        return content
     with _lock(path, "block"):  # one process fetches, the others wait for it
-        found = _read_block(path, whole, start, size)
-        if found is not None:
-            return found
+        if (content := _read_block(path, whole, start, size)) is not None:
+            return content
         content = read_range(object, number * BLOCK, number * BLOCK + whole)
         _write(path, content)
     return content[start : start + size]
@@ -293,51 +253,29 @@ def _path_of(object: RemoteObject, part: str) -> Path:
     """The file of a block, or of what is kept of an object."""
     own = os.environ.get(OWN_VARIABLE)
     # Looking for a variable that is not set takes as long as finding three.
-    return _path_in(own, None if own else os.environ.get(GENERAL_VARIABLE), object, part)
+    return _block_path(own, None if own else os.environ.get(GENERAL_VARIABLE), object, part)
 
 
 @functools.lru_cache(maxsize=2**12)  # naming a block takes longer than reading a small picture from it
-def _path_in(own: str | None, general: str | None, object: RemoteObject, part: str) -> Path:
-    key = _key(f"{object.url}\0{object.size}\0{object.version}\0{part}")
-    return _root() / "blocks" / key[:2] / key
+def _block_path(own: str | None, general: str | None, object: RemoteObject, part: str) -> Path:
+    return _path_in(_root(), f"{object.url}\0{object.size}\0{object.version}\0{part}")
+
+
+def _path_in(root: Path, identity: str) -> Path:
+    key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return root / "blocks" / key[:2] / key
 
 
 def _write(path: Path, content: bytes) -> None:
-    stored = _with_checksums(content)
-    with _explaining(path.parent):
-        _room().take(len(stored))
+    with explaining_failure(path.parent, "the cache", ADVICE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _take_room(len(content))
         with replacing(path) as aside:
-            aside.write_bytes(stored)
-
-
-def _with_checksums(content: bytes) -> bytes:
-    """Each piece of a content behind its checksum."""
-    pieces = (content[start : start + PIECE] for start in range(0, len(content), PIECE))
-    return b"".join(part for piece in pieces for part in (zlib.crc32(piece).to_bytes(_CHECKSUM), piece))
-
-
-def _checked(stored: bytes) -> bytes | None:
-    """The content of pieces that were written with checksums; None if it is damaged."""
-    pieces = []
-    for start in range(0, len(stored), _CHECKSUM + PIECE):
-        piece = stored[start + _CHECKSUM : start + _CHECKSUM + PIECE]
-        if zlib.crc32(piece) != int.from_bytes(stored[start : start + _CHECKSUM]):
-            return None
-        pieces.append(piece)
-    return b"".join(pieces)
+            aside.write_bytes(content)
 
 
 def _read_block(path: Path, whole: int, start: int, size: int) -> bytes | None:
-    """Some bytes of a block on the disk; None where it is not there completely, or damaged."""
-    first, last = start // PIECE, (start + size - 1) // PIECE
-    begin, end = first * (_CHECKSUM + PIECE), min((last + 1) * PIECE, whole) + (last + 1) * _CHECKSUM
-    stored = _read_file(path, whole + math.ceil(whole / PIECE) * _CHECKSUM, begin, end - begin)
-    content = None if stored is None else _checked(stored)
-    return None if content is None else content[start - first * PIECE :][:size]
-
-
-def _read_file(path: Path, whole: int, start: int, size: int) -> bytes | None:
-    """Some bytes of a file on the disk; None where it has not as many as its `whole`."""
+    """Some bytes of a block on the disk; None where it has not as many as its `whole`."""
     try:
         descriptor = os.open(path, READ_BYTES)
     except FileNotFoundError:
@@ -356,74 +294,47 @@ def _read_file(path: Path, whole: int, start: int, size: int) -> bytes | None:
         os.close(descriptor)
 
 
-class _Room:
-    """The room in the cache that this process has reserved."""
-
-    def __init__(self) -> None:
-        self._left = 0.0
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> None:
-        """Reserve room for a file; what was used longest ago may be removed."""
-        with self._lock:
-            if self._left < size:
-                self._left += _reserve(max(size, limit_bytes() * _PORTION))
-            self._left -= size
-
-
-_ROOMS: dict[tuple[int, Path, float], _Room] = {}
-
-
-def _room() -> _Room:
-    """What this process has reserved in this cache; a fork has reserved nothing."""
-    return _ROOMS.setdefault((os.getpid(), _root(), limit_bytes()), _Room())
-
-
-def _reserve(size: float) -> float:
-    """Reserve room among all processes; returns it."""
+def _take_room(size: int) -> None:
+    """Count a file that is about to be written; what was used longest ago may be removed."""
     limit, root = limit_bytes(), _root()
     with writing_to_cache(root):
         note = root / "used"
         try:
-            used = float(note.read_text())
-        except (OSError, ValueError):
-            used = limit  # unknown: count
+            used = int(note.read_text())
+        except (OSError, ValueError):  # absent, or cut: count
+            used = int(limit)
         if used + size > limit:
-            used = _removed_down_to(max(0.0, min(limit * _KEPT, limit - size)))
-        with replacing(note) as aside:
-            aside.write_text(f"{used + size:.0f}\n")
-    return size
+            used = _removed_down_to(min(limit * _KEPT, limit - size))
+        note.write_text(str(used + size))
 
 
-def _removed_down_to(size: float) -> float:
+def _removed_down_to(size: float) -> int:
     """Remove what was used longest ago until the rest has at most this size, in bytes, which is returned.
 
     What is being written stays.
     """
     entries = sorted(_entries())
     total = sum(each for _, each, _ in entries)
-    for _, each, path in entries:
+    for used, each, path in entries:
         if total <= size:
             break
-        if path.name.startswith("."):
+        if path.name.startswith(".") and time.time() - used < _ABANDONED_SECONDS:
             continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
         total -= each
-    return float(total)
+    return total
 
 
 def _entries() -> Iterator[tuple[float, int, Path]]:
-    """Time of the last use, size and place of each block and copy; abandoned files are removed."""
-    for path in [*_root().glob("blocks/*/*"), *_root().glob("copies/*")]:
+    """Time of the last use, size and place of each block and copy, those that are being written too."""
+    for path in _root().glob("blocks/*/*"):
         with contextlib.suppress(FileNotFoundError):  # removed or renamed by another process
             inside = [each.stat() for each in (path, *path.rglob("*"))]
-            used = inside[0].st_mtime
-            if path.name.startswith("."):
-                used = max(each.st_mtime for each in inside)  # of a copy's files, the last is being written
-                if time.time() - used > _ABANDONED_SECONDS:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-                    continue
-            yield used, sum(each.st_size for each in inside if stat.S_ISREG(each.st_mode)), path
+            yield (
+                max(each.st_mtime for each in inside),
+                sum(each.st_size for each in inside if stat.S_ISREG(each.st_mode)),
+                path,
+            )

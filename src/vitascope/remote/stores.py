@@ -11,7 +11,6 @@ import dataclasses
 import importlib.util
 import re
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,6 @@ from urllib.parse import unquote
 
 from vitascope.cache import fault_in_words, local_failure
 from vitascope.errors import SourceError
-from vitascope.formatting import counted
 from vitascope.network import Threads, seconds_for, within
 
 T = TypeVar("T")
@@ -49,8 +47,6 @@ _VERSIONS = ("generation", "ETag", "etag", "blob_id", "Last-Modified")
 """Names of an object's version in the libraries' answers; the first that is there counts."""
 _CUT = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
 """Names of errors for answers that break off."""
-_FAULTS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, TypeError)
-"""Faults in code; raised by a library, they are about an answer that it does not understand."""
 _NO_CREDENTIALS = re.compile(r"\w*(NoCredentials|PartialCredentials|CredentialRetrieval|SSOToken)\w*")
 """Names of errors before any request is sent."""
 
@@ -233,13 +229,12 @@ def list_folder(url: str) -> tuple[list[RemoteObject], list[str]]:
     is_web = store_of(url) is _WEB
     for place, entry in sorted(found, key=lambda each: each[0]):
         name = place.removeprefix(f"{url}/").rstrip("/")
-        is_folder = entry["type"] == "directory"
         if not name or place.rstrip("/") == url:
-            if not is_web and place.endswith("/") and (is_folder or entry["size"]):
+            if not is_web and place.endswith("/") and (entry["type"] == "directory" or entry["size"]):
                 raise StoreError(f"{url}//: a folder without a name cannot be listed: rename its objects")
         elif name.startswith(".") or (is_web and re.search("[/?#]", name)):
             continue  # of a web page, links to other places too
-        elif is_folder:
+        elif entry["type"] == "directory":
             folders.append(place.rstrip("/"))
         else:
             objects.append((place, entry))
@@ -274,47 +269,38 @@ def read_range(object: RemoteObject, start: int, stop: int) -> bytes:
         ChangedError: another object has this URL now, or none.
         StoreError: the store does not answer, or not with these bytes.
     """
-    if start >= stop:
-        return b""
 
     def read(files: Any) -> bytes:
+        place = files._strip_protocol(object.url)
         try:
-            content: bytes = files.cat_file(files._strip_protocol(object.url), start=start, end=stop)
+            content: bytes = files.cat_file(place, start=start, end=stop)
         except Exception as error:  # of any library
             if _status(error) != 416:  # it ends before this range
                 raise
             content = b""
-        if len(content) == object.size and 0 < stop - start < object.size:
+        now = _object(object.url, files.info(place))
+        if now != object:
+            raise ChangedError(f"changed since it was listed ({object.size:,} bytes then, {now.size:,} now)")
+        if len(content) == object.size > stop - start:
             raise StoreError(f"{object.url}: the server sends no parts of files: download it")
         if len(content) != stop - start:
-            check(files)
             raise _CutError(f"{len(content):,} of {stop - start:,} bytes arrived")
         return content
 
-    def check(files: Any) -> None:
-        now = _object(object.url, files.info(files._strip_protocol(object.url)))
-        if now != object:
-            raise ChangedError(f"changed since it was listed ({object.size:,} bytes then, {now.size:,} now)")
-
     try:
-        content = _asked(object.url, read, seconds_for(stop - start))
-        _asked(object.url, check)  # on its own, because either request may fail
+        return _asked(object.url, read, seconds_for(stop - start)) if start < stop else b""
     except FileNotFoundError as error:
         raise ChangedError("it was listed, and is gone") from error
-    return content
 
 
 def upload(path: Path, url: str) -> None:
     """Write a file to a store, whole or not at all; raises as `find_object`."""
-
-    def write(files: Any) -> None:
-        place = files._strip_protocol(url)
-        files.put_file(str(path), place)
-        if (size := files.info(place)["size"]) != path.stat().st_size:
-            raise _CutError(f"{size:,} of {counted(path.stat().st_size, 'byte')} arrived")
-
     try:
-        _asked(url, write, seconds_for(path.stat().st_size))
+        _asked(
+            url,
+            lambda files: files.put_file(str(path), files._strip_protocol(url)),
+            seconds_for(path.stat().st_size),
+        )
     except FileNotFoundError as error:
         raise StoreError(f"{url}: cannot be written: no such bucket") from error
 
@@ -336,8 +322,7 @@ def _asked(url: str, call: Callable[[Any], T], seconds: float | None = None) -> 
 
     Raises:
         FileNotFoundError, ChangedError: as the call.
-        MemoryError: no memory for the answer.
-        StoreError: any other failure of the store, or of a local file; a fault in this module keeps its type.
+        StoreError: any other failure of the store, or of a local file.
     """
     store, attempt, began = store_of(url), 1, time.monotonic()
     files = _file_system(url)
@@ -347,14 +332,10 @@ def _asked(url: str, call: Callable[[Any], T], seconds: float | None = None) -> 
         except (ChangedError, StoreError, MemoryError):
             raise
         except Exception as error:  # each library has its own, also for answers of other forms
-            if isinstance(error, _FAULTS) and _raised_in(error) == __name__:
-                raise
             if (local := local_failure(error)) is not None:
                 raise StoreError(f"{url}: {fault_in_words(local)}") from error
             reason = _hidden(error)
-            if isinstance(reason, FileNotFoundError):
-                raise
-            if _status(reason) == 410:
+            if isinstance(reason, FileNotFoundError) or _status(reason) == 410:
                 raise FileNotFoundError(url) from error
             is_last = attempt == ATTEMPTS or time.monotonic() - began > PATIENCE
             if is_last or not _may_pass(reason, store):
@@ -375,12 +356,6 @@ def _file_system(url: str) -> Any:
     if scheme == "s3":
         files.retries = 1  # botocore repeats failed requests, and we those whose answers break off
     return files
-
-
-def _raised_in(error: BaseException) -> str:
-    """The name of the module that raised an error."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""
 
 
 def _status(error: BaseException) -> int | None:
@@ -421,10 +396,6 @@ def _may_pass(error: BaseException, store: Store) -> bool:
 
 def _reason(error: BaseException, store: Store, attempts: int) -> str:
     said = " ".join(str(error).split())[:200] or type(error).__name__
-    if isinstance(error, _FAULTS):
-        said = (
-            f"{_raised_in(error).partition('.')[0]} cannot read its answer ({type(error).__name__}: {said})"
-        )
     if _lacks_access(error):
         return f"no access: {said}; {store.login}"
     tried = f" after {attempts} attempts" if attempts > 1 else ""

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from vitascope.data.average_precision import precision_recall
+from vitascope.data.label_measures import LabelScore
+from vitascope.data.measures import Calibration, RiskCoverage
 from vitascope.explain.lettering import fitted, text_width
 from vitascope.explain.plots import GREY, INK, RIGHT, SERIES, WRONG, new_figure, plain
-from vitascope.run.average_precision import precision_recall
-from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import Calibration, RiskCoverage
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 
@@ -52,8 +52,8 @@ NewFigure = Callable[[float, float], Figure]
 def curve_names(epochs: Records, steps: Records) -> list[str]:
     """The recorded curves, among `loss`, `accuracy`, `map`, `agree` and `lr`, in this order."""
     names, recorded = ("loss", "accuracy", "map", "agree"), epochs[0] if epochs else {}
-    found = [name for name in names if {f"train_{name}", f"val_{name}"} & recorded.keys()] or ["loss"]
-    return [*found, "lr"] if len(steps) > 2 else found
+    curves = [name for name in names if {f"train_{name}", f"val_{name}"} & recorded.keys()] or ["loss"]
+    return [*curves, "lr"] if len(steps) > 2 else curves
 
 
 def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
@@ -67,7 +67,7 @@ def draw_curves(epochs: Records, steps: Records, kept: int | None) -> Figure:
 
 
 def curve_title(name: str, names: Collection[str]) -> str:
-    """The title of a recorded curve, one of those of these names."""
+    """The title of a recorded curve; `names` are all curves of the run."""
     if name == "accuracy" and "map" in names:
         return "exact matches"
     return {"lr": "learning rate", "map": "mAP"}.get(name, name)
@@ -75,19 +75,10 @@ def curve_title(name: str, names: Collection[str]) -> str:
 
 def kept_place(run: Run, epochs: Records) -> int | None:
     """The place of the best validation among the epochs, if the run kept its weights."""
-    kept = run.records("kept")  # older and unfinished runs have no such record
-    keeps = kept[-1]["weights"] if kept else run.config.get("keep")
-    if keeps != "best" or not epochs:
+    kept = run.records("kept")[-1:]
+    if not kept or kept[0]["weights"] != "best":
         return None
-    if kept:
-        return next(
-            (place for place, epoch in enumerate(epochs) if epoch["epoch"] == kept[-1]["epoch"]), None
-        )
-    if "val_map" in epochs[0]:
-        return int(np.argmax(values_of(epochs, "val_map")))
-    return int(
-        np.argmin(values_of(epochs, "val_weighted_loss" if "val_weighted_loss" in epochs[0] else "val_loss"))
-    )
+    return next((place for place, epoch in enumerate(epochs) if epoch["epoch"] == kept[0]["epoch"]), None)
 
 
 def plot_curve(axes: Axes, epochs: Records, steps: Records, name: str, kept: int | None) -> None:
@@ -158,7 +149,6 @@ def thinned(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np
 class Curve:
     """The epochs of a run, and its colour and style in charts of several runs."""
 
-    name: str
     label: str
     """The same for runs with the same colour and style."""
     epochs: Records
@@ -266,7 +256,7 @@ def _matrix_axes(class_names: Sequence[str], new: NewFigure) -> tuple[Figure, Ax
 
 @dataclasses.dataclass(frozen=True)
 class CalibrationWords:
-    """The terms of a reliability diagram, here those of one class per image."""
+    """The terms of a reliability diagram, by default for one class per image."""
 
     confidence: str = "confidence"
     accuracy: str = "accuracy"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.data.preprocess import Framed
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet
-from vitascope.evaluation.calibration import sharpened
 from vitascope.evaluation.novelty import Novelty, share_of_classes
 from vitascope.evaluation.reliability import Reliability
 from vitascope.explain.lettering import short
@@ -33,7 +33,6 @@ from vitascope.report.thumbnails import (
     name_of_image,
     read_pictures,
 )
-from vitascope.run.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 
@@ -78,8 +77,8 @@ def pictures_of(
     if images is None:
         return {}
     indices = {place: int(predictions.indices[place]) for place in places}
-    found = read_pictures(images, indices.values(), model)
-    return {place: found[index] for place, index in indices.items() if index in found}
+    pictures = read_pictures(images, indices.values(), model)
+    return {place: pictures[index] for place, index in indices.items() if index in pictures}
 
 
 def pictured(
@@ -173,7 +172,6 @@ def _confusion(
     for pair, (wrong, right) in zip(pairs, paired, strict=False):
         card: dict[str, Any] = {"true": names[pair.first], "predicted": names[pair.second]}
         card |= {"count": f"{pair.count:,}", "total": f"{totals[pair.first]:,}"}
-        known = [place for place in [*wrong, *right] if place in pictures]
         card["images"] = [
             {
                 "picture": pictures[place],
@@ -182,7 +180,8 @@ def _confusion(
                 "confidence": predictions.confidences[place],
                 "short": short(names[pair.second]),
             }
-            for place in known
+            for place in [*wrong, *right]
+            if place in pictures
         ]
         cards.append(card)
     more = [
@@ -208,7 +207,7 @@ def _trust(predictions: Predictions, trust: Trust | None) -> dict[str, Any]:
         "novelty": None,
     }
     if trust is not None and trust.temperature != 1:
-        before = sharpened(probabilities, trust.temperature, exclusive=True)
+        before = predictions.targets.sharpened(probabilities, trust.temperature)
         section |= {
             "temperature": trust.temperature,
             "before": calibration(before.max(axis=1), before.argmax(axis=1) == labels).error,

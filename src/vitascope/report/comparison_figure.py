@@ -63,7 +63,11 @@ def write_comparison(comparison: RunComparison, folder: str | os.PathLike[str]) 
 
 def draw_comparison(curves: Sequence[Curve]) -> Figure:
     """The validation curves of all runs: by epoch above, by training time or step below."""
-    names, rows = _quantities(curves), _abscissas(curves)
+    recorded = {name for curve in curves for name in curve.epochs[0]}
+    measures = ("loss", "map" if "val_map" in recorded else "accuracy")
+    names = [name for name in measures if f"val_{name}" in recorded]
+    timed = all("seconds" in epoch for curve in curves for epoch in curve.epochs)
+    rows = ["epoch", "seconds" if timed else "step"]
     figure = new_figure(4.8 * len(names), 3.2 * len(rows) + 0.5)
     grid = figure.subplots(len(rows), len(names), squeeze=False)
     for row, by in zip(grid, rows, strict=True):
@@ -82,32 +86,11 @@ def curves_of(comparison: RunComparison) -> list[Curve]:
     groups: dict[str, list[str]] = {}
     for run in comparison.runs:
         groups.setdefault(seed_group(run.run), []).append(run.name)
-    order = list(groups)
-    found = []
+    curves = []
     for run in comparison.runs:
         key = seed_group(run.run)
-        style, colour = divmod(order.index(key), len(RUN_COLOURS))
+        style, colour = divmod(list(groups).index(key), len(RUN_COLOURS))
         if run.epochs:
-            found.append(
-                Curve(
-                    name=run.name,
-                    label=short(", ".join(groups[key]), 40),
-                    epochs=run.epochs,
-                    kept=kept_place(run.run, run.epochs),
-                    colour=RUN_COLOURS[colour],
-                    style=RUN_STYLES[style],
-                )
-            )
-    return found
-
-
-def _quantities(curves: Sequence[Curve]) -> list[str]:
-    recorded = {name for curve in curves for name in curve.epochs[0]}
-    names = ("loss", "map" if "val_map" in recorded else "accuracy")
-    return [name for name in names if f"val_{name}" in recorded]
-
-
-def _abscissas(curves: Sequence[Curve]) -> list[str]:
-    """Epochs, and the training time if every epoch has it, otherwise steps."""
-    timed = all("seconds" in epoch for curve in curves for epoch in curve.epochs)
-    return ["epoch", "seconds" if timed else "step"]
+            label, kept = short(", ".join(groups[key]), 40), kept_place(run.run, run.epochs)
+            curves.append(Curve(label, run.epochs, kept, RUN_COLOURS[colour], RUN_STYLES[style]))
+    return curves

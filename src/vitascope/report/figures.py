@@ -12,6 +12,8 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from vitascope.data.label_measures import LabelScore, mistake_confidences
+from vitascope.data.measures import surest
 from vitascope.data.splits import ImageSet
 from vitascope.explain import plots
 from vitascope.explain.figures import draw_filters, draw_positions
@@ -21,8 +23,6 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.model.vit import VisionTransformer
 from vitascope.report.charts import draw_confusion, draw_curves, draw_precision_recall, kept_place
 from vitascope.report.thumbnails import Pixels, attention_over, framed, picture_of
-from vitascope.run.label_measures import LabelScore, mistake_confidences
-from vitascope.run.measures import surest
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
 from vitascope.storage import replacing
@@ -51,7 +51,7 @@ def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Pr
     else:
         title = (
             f"{images.name}: {score.right / score.total:.2%} of {len(images)} correct "
-            f"(most frequent class: {score.majority:.2%})"
+            f"(most frequent class: {score.guessed:.2%})"
         )
         new = partial(plots.new_figure, title=title)
         confidences, meaning = predictions.confidences, ""
@@ -60,7 +60,7 @@ def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Pr
     chosen = choose_shown(predictions.correct, confidences).tolist()
     pictured = {index: framed(model, images.sources[index], TILE) for index in chosen}
     captions = _captions(predictions, chosen)
-    pictures = [dimmed(picture_of(each)) for each in pictured.values()]
+    pictures = [dimmed(picture) for picture in map(picture_of, pictured.values())]
     figures["predictions"] = plots.draw_grid(pictures, captions, f"{images.name} predictions{meaning}")
     if isinstance(model, VisionTransformer):
         seen = list(attention_over(model, pictured).values())
@@ -86,12 +86,11 @@ def _captions(
         predictions.labels & ~predictions.answers,
     )
 
-    def named(place: int, those: npt.NDArray[np.bool_]) -> tuple[tuple[str, float], ...]:
-        found = np.flatnonzero(those[place])
-        order = found[np.argsort(-probabilities[place, found], kind="stable")]
-        return tuple((names[k], float(probabilities[place, k])) for k in order)
+    def named(place: int, kind: npt.NDArray[np.bool_]) -> tuple[tuple[str, float], ...]:
+        order = np.argsort(-probabilities[place], kind="stable")
+        return tuple((names[k], float(probabilities[place, k])) for k in order if kind[place, k])
 
-    return [plots.LabelsCaption(*(named(place, those) for those in kinds)) for place in places]
+    return [plots.LabelsCaption(*(named(place, kind) for kind in kinds)) for place in places]
 
 
 def draw_embedding(model: VisionTransformer) -> dict[str, Figure]:

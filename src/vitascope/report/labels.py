@@ -8,13 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.splits import ImageSet
-from vitascope.language import say
-from vitascope.model.vision_model import VisionModel
-from vitascope.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
-from vitascope.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
-from vitascope.report.page import blank_figure, embedded, sure
-from vitascope.run.label_measures import (
+from vitascope.data.label_measures import (
     CLASSES_HEAD,
     ESTIMATES_HEAD,
     LabelScore,
@@ -22,7 +16,13 @@ from vitascope.run.label_measures import (
     pairs_confused,
     pairs_together,
 )
-from vitascope.run.measures import surest
+from vitascope.data.measures import surest
+from vitascope.data.splits import ImageSet
+from vitascope.language import say
+from vitascope.model.vision_model import VisionModel
+from vitascope.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
+from vitascope.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
+from vitascope.report.page import blank_figure, embedded, sure
 from vitascope.run.predictions import Predictions
 
 Kind = Literal["wrong", "missed"]
@@ -39,7 +39,7 @@ def labels(
     predictions: Predictions, model: VisionModel, images: ImageSet | None
 ) -> dict[str, dict[str, Any] | None]:
     """Values of the sections by anchor; `images` is the split of the predictions, if it is found."""
-    score, known = predictions.score, predictions.targets.rows >= 0
+    score, labelled = predictions.score, predictions.targets.rows >= 0
     assert isinstance(score, LabelScore)
     return {
         "measures": {
@@ -50,7 +50,7 @@ def labels(
         "labels": _classes(predictions, score),
         "precision_recall": _precision_recall(predictions, score),
         "pairs": _pairs(predictions),
-        "pair_calibration": calibrated(predictions.scored[known], predictions.labels[known], PAIR_WORDS)
+        "pair_calibration": calibrated(predictions.scored[labelled], predictions.labels[labelled], PAIR_WORDS)
         | {"fitted": predictions.fitted},
         "wrong_labels": _mistakes(predictions, "wrong", model, images),
         "missed_labels": _mistakes(predictions, "missed", model, images),
@@ -115,11 +115,11 @@ def _mistakes(
     """The images with the most confident wrong, or missed, classes; None if there are none."""
     truths, answers, probabilities = predictions.labels, predictions.answers, predictions.scored
     mistakes = ~truths & answers if kind == "wrong" else truths & ~answers
-    found = mistakes.any(axis=1)
-    if not found.any():
+    mistaken = mistakes.any(axis=1)
+    if not mistaken.any():
         return None
     confidences = mistake_confidences(truths, np.where(mistakes, answers, truths), probabilities)
-    places = surest(confidences, found, SHOWN).tolist()
+    places = surest(confidences, mistaken, SHOWN).tolist()
     pictures = pictures_of(predictions, places, model, images)
     section = pictured(predictions, places, model, images, pictures)
     for place, entry in zip(places, section["listed"], strict=True):
@@ -128,7 +128,7 @@ def _mistakes(
             "true": _named(predictions, place, truths[place]),
             "predicted": _named(predictions, place, answers[place]),
         }
-    return section | {"total": int(mistakes.sum()), "images": int(found.sum())}
+    return section | {"total": int(mistakes.sum()), "images": int(mistaken.sum())}
 
 
 def _named(

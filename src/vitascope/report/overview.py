@@ -13,6 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitascope.data.datasets import class_counts
+from vitascope.data.label_measures import LabelScore
+from vitascope.data.measures import FEW, AccuracyScore, Score, calibration, wilson_interval
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.formatting import duration
 from vitascope.language import say, say_count
@@ -20,8 +22,6 @@ from vitascope.model.vision_model import VisionModel
 from vitascope.report.charts import curve_names, kept_place, plot_curve, values_of
 from vitascope.report.page import blank_figure, embedded
 from vitascope.run.environment import without_home
-from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import FEW, Score, calibration, wilson_interval
 from vitascope.run.run import Run
 
 MOST_CLASSES = 100
@@ -47,7 +47,7 @@ def header(run: Run, model: VisionModel | None) -> dict[str, Any]:
     }
 
 
-def _warning(run: Run, score: Score | LabelScore | None) -> str:
+def _warning(run: Run, score: Score | None) -> str:
     """The `warning` of a score, in the reader's language."""
     if score is None or not score.no_better:
         return ""
@@ -94,15 +94,15 @@ def _result(run: Run) -> str:
         )
     score = _score(run)
     if isinstance(score, LabelScore):
-        found = score.estimates["map"]
-        measured = say("{what}: mAP {map:.2%} of {images}.", what=what, map=found.value, images=images)
-        compared = say("A constant answer would reach {map:.2%}.", map=found.constant)
+        mean = score.estimates["map"]
+        measured = say("{what}: mAP {map:.2%} of {images}.", what=what, map=mean.value, images=images)
+        compared = say("A constant answer would reach {map:.2%}.", map=mean.constant)
         return f"{measured} {compared}"
     accuracy = test["accuracy"]
     measured = say("{what}: {accuracy:.2%} of {images} correct.", what=what, accuracy=accuracy, images=images)
     if score is None:
         return measured
-    compared = say("Always guessing the most frequent class would reach {share:.2%}.", share=score.majority)
+    compared = say("Always guessing the most frequent class would reach {share:.2%}.", share=score.guessed)
     return f"{measured} {compared}"
 
 
@@ -136,23 +136,20 @@ def _length(run: Run) -> str:
         )
     if config.get("minutes"):
         return say("{epochs} in {minutes:g} min", epochs=epochs, minutes=config["minutes"])
-    return (
-        say("{steps:,} steps ({epochs})", steps=config["steps"], epochs=epochs)
-        if config.get("steps")
-        else epochs
-    )
+    steps = config.get("steps")
+    return say("{steps:,} steps ({epochs})", steps=steps, epochs=epochs) if steps else epochs
 
 
-def _score(run: Run) -> Score | LabelScore | None:
-    found = run.predictions if run.finished else None
-    return None if found is None else found.score
+def _score(run: Run) -> Score | None:
+    predictions = run.predictions if run.finished else None
+    return None if predictions is None else predictions.score
 
 
-def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+def _tiles(run: Run, model: VisionModel | None, score: Score | None) -> list[tuple[str, str]]:
+    tiles: list[tuple[str, str]] = []
     tests, epochs = run.records("test"), run.records("epoch")
     if isinstance(score, LabelScore):
-        found += _label_tiles(score)
+        tiles += _label_tiles(score)
     elif tests and run.classifies:
         test = tests[-1]
         low, high = wilson_interval(test["correct"], test["images"])
@@ -162,42 +159,42 @@ def _tiles(run: Run, model: VisionModel | None, score: Score | LabelScore | None
             if test["images"] < FEW
             else say("{split} accuracy; 95% interval {low:.1%} to {high:.1%}", **values)
         )
-        found.append((f"{test['accuracy']:.2%}", meaning))
-        if score is not None:
-            found.append(
+        tiles.append((f"{test['accuracy']:.2%}", meaning))
+        if isinstance(score, AccuracyScore):
+            tiles.append(
                 (f"{score.majority:.2%}", say("accuracy of always guessing the most frequent class"))
             )
-            found.append((f"{score.balanced:.2%}", say("balanced accuracy: mean recall of the classes")))
-            found.append((f"{score.macro_f1:.2%}", say("macro F1: mean over the classes")))
+            tiles.append((f"{score.balanced:.2%}", say("balanced accuracy: mean recall of the classes")))
+            tiles.append((f"{score.macro_f1:.2%}", say("macro F1: mean over the classes")))
             if score.top5 is not None:
-                found.append(
+                tiles.append(
                     (f"{score.top5:.2%}", say("top-5 accuracy: true class among the five most probable"))
                 )
-        found.append(
+        tiles.append(
             (f"{test['loss']:.3f}", say("{split} loss (cross-entropy, nats)", split=say(test["split"])))
         )
     elif tests:
         split = say(tests[-1]["split"])
-        found.append((f"{tests[-1]['loss']:.3f}", say("{split} loss of hidden patches", split=split)))
+        tiles.append((f"{tests[-1]['loss']:.3f}", say("{split} loss of hidden patches", split=split)))
         if "accuracy" in tests[-1]:
-            found.append((f"{tests[-1]['accuracy']:.2%}", say("of their colours correct")))
-    if run.predictions is not None and not run.predictions.several and len(run.predictions.labels) >= FEW:
+            tiles.append((f"{tests[-1]['accuracy']:.2%}", say("of their colours correct")))
+    if run.predictions is not None and run.predictions.targets.trusted and len(run.predictions.labels) >= FEW:
         error = calibration(run.predictions.confidences, run.predictions.correct).error
-        found.append((f"{error:.2%}", say("expected calibration error (15 bins)")))
+        tiles.append((f"{error:.2%}", say("expected calibration error (15 bins)")))
     if model is not None:
-        found.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", say("parameters")))
+        tiles.append((f"{sum(p.numel() for p in model.parameters()) / 1e6:.3g} M", say("parameters")))
     if epochs:
         done = f"{epochs[-1]['epoch']:g}"
         if not run.finished and run.planned_epochs is not None:
             done = say("{done} of {planned:g}", done=done, planned=run.planned_epochs)
-        found.append((done, say("epoch") if done == "1" else say("epochs")))
+        tiles.append((done, say("epoch") if done == "1" else say("epochs")))
     if tests:
-        found.append((duration(tests[-1]["seconds"]), say("training time, with validation")))
-    return found
+        tiles.append((duration(tests[-1]["seconds"]), say("training time, with validation")))
+    return tiles
 
 
 def _label_tiles(score: LabelScore) -> list[tuple[str, str]]:
-    """The most important measures, each beside that of a constant answer."""
+    """The most important measures, each beside the value of a constant answer."""
     words = {
         "map": say("mAP: mean average precision of the classes"),
         "micro_map": say("micro mAP: of all images and classes together"),
@@ -205,13 +202,12 @@ def _label_tiles(score: LabelScore) -> list[tuple[str, str]]:
         "micro_f1_tuned": say("micro F1 at the same thresholds"),
         "exact": say("of the images with exactly their classes predicted"),
     }
-    found = {text: score.estimates[name] for name, text in words.items()}
     return [
         (
-            f"{each.value:.2%}",
-            say("{measure}; constant answer {value:.1%}", measure=text, value=each.constant),
+            f"{score.estimates[name].value:.2%}",
+            say("{measure}; constant answer {value:.1%}", measure=text, value=score.estimates[name].constant),
         )
-        for text, each in found.items()
+        for name, text in words.items()
     ]
 
 
@@ -219,8 +215,8 @@ def training(
     run: Run, model: VisionModel | None, splits: Splits | None, gone: str, differs: str = ""
 ) -> dict[str, Any]:
     """Data, model and options of the training; `gone` and `differs` are about the data since then."""
-    found = () if splits is None else (splits.train, splits.val, splits.test)
-    parts = [part for part in found if part is not None and len(part)]  # with folds, there is no `val`
+    every = () if splits is None else (splits.train, splits.val, splits.test)
+    parts = [part for part in every if part is not None and len(part)]  # with folds, there is no `val`
     names = _class_names(run, model, splits) if run.classifies else ()
     counts = [class_counts(part) for part in parts] if len(names) > 1 else []
     few = splits is not None and len(splits.train.class_names) <= MOST_CLASSES
@@ -255,7 +251,7 @@ def _data_rows(run: Run, parts: Sequence[ImageSet], names: Sequence[str]) -> Ite
     if names:
         some = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
         yield say("Classes"), f"{len(names):,}: {some}"
-    if parts and parts[0].targets is not None and not parts[0].targets.exclusive:
+    if parts and parts[0].targets is not None and parts[0].targets.strata is None:
         classes = parts[0].targets.labels.sum(axis=1)
         numbers = {"mean": classes.mean(), "least": classes.min(), "most": classes.max()}
         yield (
@@ -377,7 +373,12 @@ def _smoothed_floor(run: Run) -> float:
     """The lowest cross-entropy with label smoothing, the entropy of its targets, nats; 0 for another loss."""
     share = float(run.config.get("label_smoothing") or 0.0)
     predictions = run.predictions if run.classifies and not run.probes else None
-    if not share or predictions is None or predictions.several or run.config.get("loss") in ("bce", "focal"):
+    if (
+        not share
+        or predictions is None
+        or not predictions.targets.trusted
+        or run.config.get("loss") in ("bce", "focal")
+    ):
         return 0.0
     K = len(predictions.class_names)
     own, other = 1 - share + share / K, share / K
@@ -395,8 +396,10 @@ def configuration_section(run: Run) -> dict[str, Any]:
 
 def environment_section(run: Run) -> dict[str, Any]:
     """The machine and the versions that the run was started with."""
-    found = dict(run.environment)
-    return {"found": found | {"started": _date(found["started"])} if "started" in found else found}
+    records = dict(run.environment)
+    if "started" in records:
+        records["started"] = _date(records["started"])
+    return {"found": records}
 
 
 def _date(text: str) -> str:

@@ -50,19 +50,19 @@ def _template() -> Template:
 
 def jinja() -> Environment:
     """Jinja, with the page's filters, and with `_` and `trans` in the reader's language."""
-    found = Environment(
+    environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.i18n"],
     )
-    found.policies["ext.i18n.trimmed"] = True
-    found.install_gettext_callables(  # type: ignore[attr-defined]
+    environment.policies["ext.i18n.trimmed"] = True
+    environment.install_gettext_callables(  # type: ignore[attr-defined]
         say, lambda one, several, count: say(one if count == 1 else several), newstyle=True
     )
-    found.filters |= {"percent": percent, "counted": say_count, "sure": sure, "image": image_element}
-    return found
+    environment.filters |= {"percent": percent, "counted": say_count, "sure": sure, "image": image_element}
+    return environment
 
 
 def _read(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,13 +46,11 @@ def framed(model: VisionModel, source: ImageSource, longest: int) -> Framed:
 def read_pictures(images: ImageSet, indices: Iterable[int], model: VisionModel) -> dict[int, Framed]:
     """Pictures as the model gets them, and as people see them with at most `SIDE` pixels a side; by index,
     without those that cannot be read."""
-    found = {}
+    pictures = {}
     for index in dict.fromkeys(int(index) for index in indices):
-        try:
-            found[index] = framed(model, images.sources[index], SIDE)
-        except ImageError:
-            continue  # the caller reports missing ones
-    return found
+        with suppress(ImageError):  # the caller reports missing ones
+            pictures[index] = framed(model, images.sources[index], SIDE)
+    return pictures
 
 
 def attention_over(model: VisionModel, pictures: Mapping[int, Framed]) -> dict[int, Pixels]:
@@ -70,7 +69,7 @@ def evidence_over(
 def _under(
     model: VisionModel, pictures: Mapping[int, Framed], method: str, classes: Mapping[int, int]
 ) -> dict[int, Pixels]:
-    keys, found, size = list(pictures), {}, 8
+    keys, drawn, size = list(pictures), {}, 8
     if isinstance(model, VisionTransformer):
         size = max(1, _SCORES // (model.config.num_heads * model.config.num_tokens**2))
     for start in range(0, len(keys), size):
@@ -79,8 +78,8 @@ def _under(
         target = [classes[key] for key in some] if classes else None
         heatmaps = heatmap(model, normalized(model, batch), method, target).cpu().numpy()
         for key, heat in zip(some, heatmaps, strict=True):
-            found[key] = overlay(picture_of(pictures[key]).enlarged(96), heat)
-    return found
+            drawn[key] = overlay(picture_of(pictures[key]).enlarged(96), heat)
+    return drawn
 
 
 def picture_of(framed: Framed) -> Picture:

@@ -68,12 +68,10 @@ def rewrite_report(run: Run, *, data: str | None = None, device: str = "auto") -
     existing report of a finished run, with a `UserError`.
     """
     splits, gone, differs = _open_data(run, data)
-    if gone and data is not None:
-        raise UserError(f"{data}: {gone}; nothing was written")
-    if gone and run.finished and run.report.is_file():
+    if gone and (data is not None or (run.finished and run.report.is_file())):
         raise UserError(
-            f"{gone}; without the images a new report has no pictures, so {run.report} is kept: give the "
-            "place of the images as data, or remove the report to write one without pictures"
+            f"{'' if data is None else f'{data}: '}{gone}; nothing was written, because without the images a "
+            f"report has no pictures: give their place as data, or name none and remove {run.report}"
         )
     with explaining_failure(run.path, "figures or report", "make room, then run the same command again"):
         missing = f"the report has no pictures: {gone}" if gone else ""
@@ -100,9 +98,9 @@ def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, s
         opened = run.open_data(data)
     except UserError as error:
         return None, str(error), ""
-    found = opened.restored.found[opened.restored.record.measured]
-    if not (found >= 0).any():
-        gone = f"none of the {len(found):,} images that the model was measured on exists: {opened.note}"
+    places = opened.restored.found[opened.restored.record.measured]
+    if not (places >= 0).any():
+        gone = f"none of the {len(places):,} images that the model was measured on exists: {opened.note}"
         return None, gone, ""
     if opened.note:
         log.warning("%s", opened.note)

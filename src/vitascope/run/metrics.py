@@ -18,11 +18,12 @@ from vitascope.storage import explaining_failure, replacing
 _NEEDED = {
     "epoch": {"epoch"},
     "stop": {"epoch", "best_epoch"},
+    "kept": {"weights", "epoch", "reason"},
     "novelty": {"images", "noticed", "area"},
     "test": {"split", "images", "loss", "seconds"},
 }
 """By kind, what a record has at least besides its step."""
-_TEXTS = {"kind", "split", "class", "pictures"}
+_TEXTS = {"kind", "split", "class", "pictures", "weights", "reason"}
 _LEAST = {
     **{"step": 0, "images": 1, "correct": 0, "noticed": 0, "area": 0, "unreadable": 0, "seconds": 0},
     **{"epoch": 0, "best_epoch": math.ulp(0)},  # the latter more than 0

@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.measures import PairedMeasure, Score, predicted_classes
 from vitascope.data.splits import OUT_OF_FOLD
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
-from vitascope.model.options import EVEN
-from vitascope.run.average_precision import PairedPrecision
-from vitascope.run.label_measures import LabelScore, label_score
-from vitascope.run.measures import PairedAccuracy, PairedMeasure, Score, predicted_classes, score_of
 from vitascope.storage import replacing
 from vitascope.weights.files import read_npz
 
 OPTIONAL = ("thresholds", "familiarity")
 """Arrays that not every classifier has."""
-ROUNDING = 1e-4
-"""The largest excess of a computed probability over 1."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,9 +96,7 @@ class Predictions:
     def answers(self) -> npt.NDArray[Any]:
         """The predictions in the form of the labels: the most probable class of each image, int64 (N,), or
         the classes from their thresholds on, bool (N, K)."""
-        if not self.several:
-            return self.classes
-        return self.scored >= (EVEN if self.thresholds is None else self.thresholds)
+        return self.targets.answers(self.scored, self.thresholds)
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
@@ -111,16 +104,12 @@ class Predictions:
         return self.targets.correct(self.answers)
 
     @functools.cached_property
-    def score(self) -> Score | LabelScore:
+    def score(self) -> Score:
         """The accuracy with its interval, and the numbers to compare it with, or the measures of several
         classes per image; UserError for no images, or for images without any of these."""
         if not len(self.targets):
             raise UserError(f"there are no predictions of {self.split} images, so they have no score")
-        if self.several:
-            if not self.labels.any():
-                raise UserError(f"none of the {self.split} images has a class, so they have no mAP")
-            return label_score(self.labels, self.scored, self.thresholds)
-        return score_of(self.labels, self.probabilities)
+        return self.targets.score(self.probabilities, self.thresholds, f"{self.split} image")
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
@@ -130,7 +119,7 @@ class Predictions:
     def save(self, path: Path) -> None:
         """Write an .npz file, whole or not at all; texts are NumPy's, so that nothing is pickled."""
         more = {name: getattr(self, name) for name in OPTIONAL if getattr(self, name) is not None}
-        if self.several and self.targets.partial:
+        if self.targets.partial:
             more["unknown"] = self.targets.rows < 0
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez_compressed(
@@ -159,13 +148,12 @@ class Predictions:
 def paired(before: Predictions, after: Predictions) -> PairedMeasure:
     """Compare a classifier with the one made from it, on the same images: by accuracy, or with several
     classes per image by mean average precision."""
-    if before.several:
-        return PairedPrecision.of(before.labels, before.scored, after.scored)
-    return PairedAccuracy.of(before.correct, after.correct)
+    return before.targets.paired(before.probabilities, after.probabilities)
 
 
 def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """The attributes of `Predictions` from the arrays of a file; a ValueError for one that does not fit."""
+    """The attributes of `Predictions` from the arrays of a file; a ValueError for one of another shape or
+    kind. The archive has checksums of its own."""
     split = _array(stored, "split", "U", ())
     class_names, unreadable = (_array(stored, name, "U", (None,)) for name in ("class_names", "unreadable"))
     indices = _array(stored, "indices", "iu", (None,))
@@ -176,25 +164,11 @@ def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
         _array(stored, name, "f", shape) if name in stored else None
         for name, shape in zip(OPTIONAL, ((K,), (N,)), strict=True)
     )
-    if thresholds is not None and not ((thresholds >= 0) & (thresholds <= 1)).all():
-        raise ValueError("thresholds outside of [0, 1]")
     probabilities = _array(stored, "probabilities", "f", (N, K))
-    if K == 0:
-        raise ValueError("no class_names")
-    if thresholds is not None and not several:
-        raise ValueError("thresholds for images of one class")
-    if N and (int(indices[0]) < 0 or not (indices[1:] > indices[:-1]).all()):
-        raise ValueError("the indices do not ascend from 0 or more")
-    if N and not several and not 0 <= int(labels.min()) <= int(labels.max()) < K:
-        raise ValueError(f"labels from {labels.min()} to {labels.max()} for {K} classes")
-    if not ((probabilities >= 0) & (probabilities <= 1 + ROUNDING)).all():  # so that NaN fails too
-        raise ValueError("probabilities outside of [0, 1]")
     names = tuple(class_names.tolist())
     targets: Targets = ClassIndices(labels.astype(np.int64), names)
     if several:
         unknown = _array(stored, "unknown", "b", (N, K)) if "unknown" in stored else None
-        if unknown is not None and (unknown & labels).any():
-            raise ValueError("classes that images have, and that are unknown")
         targets = ClassSets(labels, names, unknown)
     return {
         "split": str(split),

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vitascope.arguments import NamesFile, Range, check_value, checked, has_type
+from vitascope.arguments import NamesFile, Range, check_value, checked
 from vitascope.data.datasets import read_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
@@ -33,7 +33,7 @@ from vitascope.run.metrics import MetricsWriter, read_metrics
 from vitascope.run.predictions import Predictions
 from vitascope.run.stored_run import StoredRun
 from vitascope.run.trackers import Tracker
-from vitascope.serialization import parse_json, parse_yaml, read_yaml, yaml_text
+from vitascope.serialization import parse_json, read_yaml, yaml_text
 from vitascope.storage import WriteError, check_local, explaining_failure, locked, replacing, write_json
 from vitascope.weights.builtin import built_in
 from vitascope.weights.loading import from_pretrained
@@ -122,8 +122,7 @@ class Run:
         """An existing run, to read; another folder is a `UserError`. Of a URL, its files are copied."""
         run = cls(local_model(folder))
         run.ref = str(folder)
-        if not run.exists:
-            raise UserError(f"{folder}: not a run folder (it has no {layout.CONFIG})")
+        run._check_exists()
         return run
 
     @classmethod
@@ -224,8 +223,7 @@ class Run:
         if run.store is not None:
             run.store.fetch()
             run.check_unfinished()
-            if not run.exists:
-                raise UserError(f"{run.ref}: not a run folder (it has no {layout.CONFIG})")
+            run._check_exists()
             return run, None
         if str(ref) == "auto":
             found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
@@ -246,6 +244,10 @@ class Run:
     def exists(self) -> bool:
         """Whether this is a run folder."""
         return layout.is_run(self.path)
+
+    def _check_exists(self) -> None:
+        if not self.exists:
+            raise UserError(f"{self.ref}: not a run folder (it has no {layout.CONFIG})")
 
     @property
     def finished(self) -> bool:
@@ -313,10 +315,7 @@ class Run:
             return
         path = self.path / layout.TRACKER
         known = self._read_object(path)
-        if not all(isinstance(run_id, str) for run_id in known.values()):
-            raise UserError(
-                f"{path} is broken: an id in it is not text; remove it to start a new tracked run"
-            )
+        self._checked(path, known, dict.fromkeys(known, str))
         self._tracker = Tracker(name, self.path.resolve().name, self.config, known.get(name))
         write_json(path, {**known, name: self._tracker.run_id})
 
@@ -336,30 +335,18 @@ class Run:
         kinds["steps"] = Annotated[int | None, Range(ge=0)]
         kinds["lengths"] = tuple[tuple[int, int], ...]
         kinds |= {name: Annotated[int | None, Range(ge=0, le=MAX_MEMBERS)] for name in ("folds", "fold")}
-        for name in kinds.keys() & config.keys():
-            try:
-                check_value(name, config[name], kinds[name])
-            except UserError as error:
-                raise UserError(f"{self.config_file} is broken: {error}") from error
-        return config
+        return self._checked(self.config_file, config, {name: kinds[name] for name in kinds.keys() & config})
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """`asked` options, the `model`, what the data have `chosen`, and why; the choices of `weights=auto`,
-        `start`, which older runs lack; empty for a probe."""
-        found = self._read_object(self.plan_file)
-        kinds = {"asked": Mapping, "model": Mapping, "chosen": Mapping, "reason": str, "note": str}
-        broken = [name for name, kind in kinds.items() if found and not isinstance(found.get(name), kind)]
-        if not broken and not has_type([*found.get("chosen", {}).values()], tuple[str, ...]):
-            broken = ["chosen"]
-        if not broken and not has_type(found.get("start", ()), tuple[str, ...]):
-            broken = ["start"]
-        if broken:
-            raise UserError(
-                f"{self.plan_file} is broken: no valid {broken[0]}; remove it to plan the run again from its "
-                "options"
-            )
-        return found
+        `start`, which runs of version 0.2.0 lack; empty for a probe."""
+        plan = self._read_object(self.plan_file)
+        if not plan:
+            return plan
+        kinds: dict[str, Any] = {"asked": Mapping, "model": Mapping, "chosen": Mapping[str, str]}
+        kinds |= {"reason": str, "note": str, "start": tuple[str, ...]}
+        return self._checked(self.plan_file, {"start": (), **plan}, kinds)
 
     @property
     def table(self) -> TableOptions:
@@ -376,13 +363,8 @@ class Run:
         del self.config  # read again on the next use
 
     def _write_config(self, values: Mapping[str, Any]) -> None:
-        text = yaml_text(values)
-        try:
-            parse_yaml(text)
-        except ValueError as error:
-            raise UserError(f"{self.config_file} cannot keep these options: {error}; name less") from error
         with replacing(self.config_file) as aside:
-            aside.write_text(text, "utf-8")
+            aside.write_text(yaml_text(values), "utf-8")
 
     @property
     def classifies(self) -> bool:
@@ -418,14 +400,8 @@ class Run:
         """Start time, command, versions and machine; empty if there is no `environment.json`."""
         path = self.path / layout.ENVIRONMENT
         found = self._read_object(path)
-        for name, value in found.items():
-            if not isinstance(value, str | int | float):
-                raise UserError(f"{path} is broken: {name} is not text or a number")
-        if "started" in found:
-            try:
-                datetime.datetime.fromisoformat(str(found["started"]))
-            except ValueError as error:
-                raise UserError(f"{path} is broken: started: {error}") from error
+        self._checked(path, found, dict.fromkeys(found, str | int | float))
+        self._read(path, lambda _: datetime.datetime.fromisoformat(str(found.get("started", "2000-01-01"))))
         return found
 
     @property
@@ -585,14 +561,22 @@ class Run:
     @classmethod
     def _read_object(cls, path: Path) -> dict[str, Any]:
         """The object in a JSON file; empty if there is no file."""
-        found = (
-            cls._read(path, lambda path: parse_json(path.read_text(encoding="utf-8")))
-            if path.is_file()
-            else {}
-        )
+        if not path.is_file():
+            return {}
+        found = cls._read(path, lambda path: parse_json(path.read_text(encoding="utf-8")))
         if not isinstance(found, dict):
             raise UserError(f"{path} is broken: a {type(found).__name__}, not an object")
         return found
+
+    @staticmethod
+    def _checked(path: Path, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values by name that a file contains, which have these types."""
+        for name, kind in kinds.items():
+            try:
+                check_value(name, values.get(name), kind)
+            except UserError as error:
+                raise UserError(f"{path} is broken: {error}; restore it") from error
+        return values
 
     @staticmethod
     def _read(path: Path, read: Callable[[Path], Any]) -> Any:

@@ -156,12 +156,10 @@ class StoredRun:
         folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
         try:
             names = [str(name) for name in json.loads(manifest)["files"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(f"{self.url}/{folder}/{layout.MANIFEST} is broken: it lists no files") from error
+        except (ValueError, KeyError, TypeError, RecursionError):
+            names = [""]
         if any("/" in name or name in ("", ".", "..") for name in names):
-            raise UserError(
-                f"{self.url}/{folder}/{layout.MANIFEST} is broken: it names files of other folders"
-            )
+            raise UserError(f"{self.url}/{folder}/{layout.MANIFEST} is broken: it lists other files")
         found = {}
         for name in (*names, layout.MANIFEST):
             each = find_object(f"{self.url}/{folder}/{name}")

@@ -69,8 +69,8 @@ def start_wandb(name: str, config: dict[str, Any], run_id: str | None) -> Tracke
     import wandb
 
     project = os.environ.get("WANDB_PROJECT", PROJECT)
-    known = {"id": run_id, "resume": "allow"} if run_id else {"name": name, "config": config}
-    run = wandb.init(project=project, **known)
+    options = {"id": run_id, "resume": "allow"} if run_id else {"name": name, "config": config}
+    run = wandb.init(project=project, **options)
     # W&B's own step only grows, and drops what a resumed run repeats.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
@@ -78,7 +78,7 @@ def start_wandb(name: str, config: dict[str, Any], run_id: str | None) -> Tracke
 
 
 TRACKERS = {"mlflow": start_mlflow, "trackio": start_trackio, "wandb": start_wandb}
-"""By name, which is also that of the library: start a new run with a name and the options of the run, or
+"""By the name of the library: start a new run with a name and the options of the run, or
 continue the one of a `run_id`."""
 
 
@@ -127,10 +127,10 @@ class Tracker:
             self._since = time.monotonic()
         self._calls.append(self._thread.submit(self._run.log, values, step))
         while self._calls and not self._failure:
-            left = self._since + LIMIT - time.monotonic()
-            if not self._calls[0].done() and left > 0 and len(self._calls) <= MOST_WAITING:
+            seconds = self._since + LIMIT - time.monotonic()
+            if not self._calls[0].done() and seconds > 0 and len(self._calls) <= MOST_WAITING:
                 break
-            self._take(self._calls.popleft(), left)
+            self._take(self._calls.popleft(), seconds)
             self._since = time.monotonic()
 
     def finish(self, exit_code: int) -> None:

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +17,15 @@ from vitascope.errors import UserError, printable, suggestion
 from vitascope.formatting import canonical, listed
 from vitascope.model.config import ViTConfig
 from vitascope.model.hardware import resolve_device
+from vitascope.model.options import ClassOutputs
 from vitascope.model.vision_model import build
 from vitascope.model.vit import VisionTransformer
-from vitascope.text.tokenizer import read_tokenizer
-from vitascope.text.tower import read_tower
+from vitascope.text.text_model import read_text_model
 from vitascope.weights.files import CheckpointError, explaining_settings
 from vitascope.weights.identification import open_source, recognized
 from vitascope.weights.loading import load_source
 
 log = logging.getLogger(__name__)
-MAX_TEXTS = 1_000_000
-BATCH = 64
 ONE = "a photo of {}."
 """The template of `zero_shot`, for names that begin with their article, such as `a cat`."""
 
@@ -49,7 +46,6 @@ PROMPTS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Sets of templates by name."""
-MAX_TEMPLATES = 1_000
 
 
 class ImagesAndWords:
@@ -65,30 +61,20 @@ class ImagesAndWords:
         self, ref: str | os.PathLike[str], revision: str | None = None, device: str = "auto"
     ) -> None:
         source = open_source(ref, revision)
-        self.name = source.name
-        with explaining_settings(self.name):
-            self.tower = read_tower(source)  # first: its error says what is missing
-            self.tokenizer = read_tokenizer(source, self.tower.config)
         family = recognized(ref, source)
-        with explaining_settings(self.name):
+        with explaining_settings(source.name):
             whole = family.before_reading(source)
         model = load_source(whole, family)
+        self.texts = read_text_model(source)
         if not isinstance(model, VisionTransformer):
-            raise CheckpointError(f"{self.name}: no ViT, which words are compared with")
+            raise CheckpointError(f"{source.name}: no ViT, which words are compared with")
         self.model = model
-        self._device = resolve_device(device)
-        config, shared = model.config, self.tower.config.embed_dim
         self.projection = model.head if isinstance(model.head, nn.Linear) else None
-        width = config.num_classes if self.projection else config.embed_dim * config.readout.num_pooled
-        if width != shared or config.gives_classes:
-            raise CheckpointError(f"{self.name}: images have {width} features, and texts {shared}")
+        self._device = resolve_device(device)
 
-    @torch.inference_mode()
     def vectors(self, tokens: Tensor) -> Tensor:
         """Unit vectors of texts, from their tokens: int64 (B, T) -> float32 (B, P), on the CPU."""
-        tower = self.tower.to(self._device)
-        parts = [tower(part.to(self._device)).cpu() for part in tokens.split(BATCH)]
-        return F.normalize(torch.cat(parts), dim=1)
+        return self.texts.vectors(tokens, self._device)
 
 
 @checked
@@ -97,7 +83,7 @@ def zero_shot(
     classes: Sequence[str],
     *,
     prompts: str | Sequence[str] | None = None,
-    outputs: Literal["exclusive", "independent"] | None = None,
+    outputs: ClassOutputs | None = None,
     revision: str | None = None,
     device: str = "auto",
 ) -> VisionTransformer:
@@ -122,20 +108,18 @@ def zero_shot(
     Raises:
         CheckpointError: no such model, no text model or tokenizer beside it, or one of another vocabulary.
         UserError: no classes, empty names, or names that are the same for this tokenizer; a prompt without
-            `{}`; the library `tokenizers` is missing.
+            `{}`; the library that reads the text model is missing.
     """
     (names, words), used = names_and_texts(classes), templates(prompts)
-    if len(names) * len(used) > MAX_TEXTS:
-        raise UserError(f"{len(names)} classes times {len(used)} prompts; the limit is {MAX_TEXTS} texts")
     both = ImagesAndWords(model, revision, device)
-    outputs = outputs or ("independent" if both.tower.config.independent else "exclusive")
+    outputs = outputs or ("independent" if both.texts.bias is not None else "exclusive")
     if outputs == "exclusive" and len(names) == 1:
         raise UserError(
             f"one class, {names[0]!r}, of which one applies would always apply: give two or more, or outputs="
             "'independent' (--outputs independent)"
         )
     texts = [template.replace("{}", word) for word in words for template in used]
-    tokens = both.tokenizer(texts)
+    tokens = both.texts.tokens(texts)
     _check_distinct(words, tokens.unflatten(0, (len(names), -1)))
     vectors = both.vectors(tokens).unflatten(0, (len(names), -1))  # (K, templates, P)
     return with_classes(both, names, F.normalize(vectors.mean(dim=1), dim=1), outputs)
@@ -156,11 +140,11 @@ def with_classes(
     state = {name: value for name, value in both.model.state_dict().items() if not name.startswith("head.")}
     if projection is not None:
         state |= {f"head.projection.{name}": value for name, value in projection.state_dict().items()}
-    bias = both.tower.bias
+    bias = both.texts.bias
     state |= {
         "head.classes": vectors.clone(),  # no inference tensor: it may be trained
-        "head.scale": both.tower.scale.detach().cpu(),
-        "head.bias": torch.zeros(1) if bias is None else bias.detach().cpu(),
+        "head.scale": both.texts.scale,
+        "head.bias": torch.zeros(1) if bias is None else bias,
     }
     with torch.device("meta"):
         model = build(config)
@@ -222,12 +206,12 @@ def templates(prompts: str | Sequence[str] | None) -> tuple[str, ...]:
     """One or several templates, or names in `PROMPTS` of several; None is `ONE`.
 
     Raises:
-        UserError: none, too many, or one without exactly one `{}`.
+        UserError: none, or one without exactly one `{}`.
     """
     given = (ONE,) if prompts is None else (prompts,) if isinstance(prompts, str) else tuple(prompts)
     given = tuple(template for one in given for template in PROMPTS.get(one, (one,)))
-    if not 0 < len(given) <= MAX_TEMPLATES:
-        raise UserError(f"{len(given)} prompts: give 1 to {MAX_TEMPLATES}, such as {ONE!r}")
+    if not given:
+        raise UserError(f"no prompts: give one or more, such as {ONE!r}")
     for template in given:
         if template.count("{}") != 1:
             hint = suggestion(template, PROMPTS) if "{" not in template else ""

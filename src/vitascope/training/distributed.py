@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MEETING_SECONDS = 120.0
-"""Time for all processes to start, of which importing torch over a network takes most, where
-`VITASCOPE_MEETING_SECONDS` sets no other."""
-
 
 def join_processes(device: str) -> torch.device:
     """Join torchrun's process group, if it started this process; returns the device, by local rank."""
@@ -57,12 +53,15 @@ def join_processes(device: str) -> torch.device:
         backend = "cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo"
         device_id = resolved if resolved.type == "cuda" else None  # else NCCL guesses it from the rank
         store = agents_store()
-        if store is None:  # the first process has it
-            dist.init_process_group(backend, device_id=device_id)
-        else:
-            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            met = _meeting(store, rank, world_size)
-            dist.init_process_group(backend, store=met, rank=rank, world_size=world_size, device_id=device_id)
+        group: dict[str, Any] = {}  # without it, torch finds all of it in the environment
+        try:
+            if store is not None:
+                number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+                group = {"store": _own_part(store, number, count), "rank": number, "world_size": count}
+            dist.init_process_group(backend, device_id=device_id, **group)
+        except dist.DistError as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise UserError(f"the processes of torchrun did not connect to each other: {reason}") from error
     return resolved
 
 
@@ -103,53 +102,28 @@ def restarts_left() -> bool:
     return count is not None and most is not None and int(count) < int(most)
 
 
-def _meeting(store: Store, rank: int, world_size: int) -> Store:
-    """A part of the store for these processes alone, once all of them are there.
+def _own_part(store: Store, rank: int, world_size: int) -> Store:
+    """A part of the agents' store for these processes alone.
 
-    torch itself reads the keys of the processes before a restart, whose addresses are dead, and hangs
-    (https://github.com/pytorch/pytorch/issues/135712). So each process shows a random name, the first one
-    answers the names that it sees with its own, and waits until each process has confirmed this one.
+    Plain `init_process_group` reads the keys of the processes before a restart there, whose addresses are
+    dead, and hangs (https://github.com/pytorch/pytorch/issues/135712; measured with torch 2.13). So each
+    process shows a random name, and the first one answers the names with its own until all have come.
     """
-    mine, until = uuid.uuid4().hex, time.monotonic() + meeting_seconds()
+    limit = store.timeout.total_seconds()  # type: ignore[attr-defined]
+    mine, until = uuid.uuid4().hex, time.monotonic() + limit
     store.set(f"vitascope/name-{rank}", mine)
-    answer = f"vitascope/answer-{mine}"
     if rank:
-        while not store.check([answer]):
-            _pause(until, {0})
-        first = store.get(answer).decode()
+        first = store.get(f"vitascope/answer-{mine}").decode()  # waits, as long as the store's timeout
         store.set(f"{first}/here-{rank}", "")
         return PrefixStore(first, store)
     absent = set(range(1, world_size))
-    while absent := {other for other in absent if not store.check([f"{mine}/here-{other}"])}:
-        _pause(until, absent)
+    while absent and time.monotonic() < until:  # later, torch itself reports who is absent
         for other in absent:
-            shown = f"vitascope/name-{other}"
-            if store.check([shown]):  # perhaps still that of a process before a restart
+            if store.check([shown := f"vitascope/name-{other}"]):  # perhaps of a process before a restart
                 store.set(f"vitascope/answer-{store.get(shown).decode()}", mine)
+        time.sleep(0.02)
+        absent = {other for other in absent if not store.check([f"{mine}/here-{other}"])}
     return PrefixStore(mine, store)
-
-
-def meeting_seconds() -> float:
-    """The time for all processes to start; a UserError if the variable is no number of seconds."""
-    text = os.environ.get("VITASCOPE_MEETING_SECONDS") or str(MEETING_SECONDS)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds > 0:  # so that NaN fails too
-        raise UserError(f"VITASCOPE_MEETING_SECONDS is a number of seconds above 0, not {text!r}")
-    return seconds
-
-
-def _pause(until: float, absent: set[int]) -> None:
-    """Wait a moment for absent processes; UserError once their time is over."""
-    if time.monotonic() > until:
-        raise UserError(
-            f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']} has waited {meeting_seconds():g} s "
-            f"for {len(absent)} other(s), such as process {min(absent)}: the cause is in its output; if it "
-            "starts slowly, raise VITASCOPE_MEETING_SECONDS"
-        )
-    time.sleep(0.02)
 
 
 def rank() -> int:
@@ -277,14 +251,6 @@ class Exchange:
             self._pending = None
 
 
-def check_shard_size(asked: int | None) -> None:
-    """Reject a number of shards in one process, which holds the whole model."""
-    if asked is not None and world_size() == 1:
-        raise UserError(
-            f"shard_size={asked} has no effect in one process: start several with torchrun, or leave it out"
-        )
-
-
 def spread(
     module: nn.Module, execution: ExecutionOptions, device: torch.device, precision: torch.dtype
 ) -> nn.Module:
@@ -293,14 +259,12 @@ def spread(
         return module
     if execution.parallel == "ddp":
         return DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
-    shard(module, execution, device, precision)
+    shard(module, device, precision)
     return module
 
 
-def shard(
-    module: nn.Module, execution: ExecutionOptions, device: torch.device, precision: torch.dtype
-) -> None:
-    """Shard each block of a module and then the rest, in place: over all processes, or those of a copy.
+def shard(module: nn.Module, device: torch.device, precision: torch.dtype) -> None:
+    """Shard each block of a module and then the rest over all processes, in place.
 
     For bf16, each process casts its shard and sends half the bytes, in place of autocast's casts of whole
     weights. Gradients are added up in float32, the dtype of the shards.
@@ -312,10 +276,6 @@ def shard(
     if precision == torch.bfloat16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(device.type, (world_size(),))
-    if execution.parallel == "hsdp":
-        shards = shards_of_copy(execution.shard_size)
-        shape = (world_size() // shards, shards)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("copies", "shards"))
     for part in module.modules():
         if isinstance(part, Block):
             fully_shard(part, mesh=mesh, mp_policy=policy)
@@ -327,24 +287,16 @@ def is_sharded(module: nn.Module) -> bool:
     return hasattr(module, "reshard")
 
 
+def shard_of(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor; another tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def reshard(module: nn.Module) -> None:
     """Leave a sharded module its shards alone: after a forward pass without a backward one it is whole."""
     for part in module.modules():
         if is_sharded(part):
             cast("FSDPModule", part).reshard()
-
-
-def shards_of_copy(asked: int | None) -> int:
-    """The number of processes, with consecutive ranks, that hold a copy of the model together."""
-    shards = asked
-    if shards is None:  # machines may have different numbers of processes, which all have to reject
-        (shards,) = map(int, largest(int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))))
-    if world_size() % shards:
-        raise UserError(
-            f"hsdp divides {world_size()} processes into copies of the model of {shards} each, which leaves "
-            f"{world_size() % shards}; set shard_size to a divisor of {world_size()}, or parallel=fsdp"
-        )
-    return shards
 
 
 @contextmanager

@@ -17,16 +17,16 @@ from vitascope.data.contents import image_name
 from vitascope.data.folds import fold_names
 from vitascope.data.loading import Loader
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
+from vitascope.data.targets import SEPARATOR
 from vitascope.errors import Interrupted, UserError, printable
-from vitascope.evaluation.calibration import Temperature, as_logits, familiarity_of, mean_loss, sharpened
+from vitascope.evaluation.calibration import Temperature, familiarity_of, mean_loss
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
 from vitascope.model.ensemble import Ensemble
-from vitascope.model.options import EVEN
 from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
 from vitascope.model.vision_model import VisionModel
 from vitascope.options.recipes import TrainConfig
 from vitascope.predict.engine import TorchEngine
-from vitascope.predict.result_formats import SEPARATOR, column_names, csv_text, escaped
+from vitascope.predict.result_formats import column_names, csv_text, escaped
 from vitascope.run import layout
 from vitascope.run.predictions import Predictions
 from vitascope.run.run import Run
@@ -119,22 +119,21 @@ class CrossValidation:
         indices = np.concatenate(places)[order]
         probabilities = np.concatenate([each.probabilities for each in predictions])[order]
         targets = images.truth.take(indices)
-        logits = as_logits(probabilities, exclusive=targets.exclusive)
-        temperature = Temperature.of(targets, logits, out_of_fold=True)
+        temperature = Temperature.of(targets, targets.logits(probabilities), out_of_fold=True)
         factor = 1 / temperature.values
-        probabilities = sharpened(probabilities, factor, exclusive=targets.exclusive)
+        probabilities = targets.sharpened(probabilities, factor)
         known = [each.familiarity for each in predictions if each.familiarity is not None]
         thresholds = [each.thresholds for each in predictions if each.thresholds is not None]
         if thresholds:
             mean = np.stack(thresholds).mean(axis=0, keepdims=True)  # (1, K)
-            thresholds = [sharpened(mean, factor, exclusive=False)[0].astype(np.float32)]
+            thresholds = [targets.sharpened(mean, factor)[0].astype(np.float32)]
         tested = Evaluation(
             split=OUT_OF_FOLD,
             indices=indices,
             targets=targets,
             probabilities=probabilities.astype(np.float32),
             thresholds=thresholds[0] if thresholds else None,
-            loss=mean_loss(targets, as_logits(probabilities, exclusive=targets.exclusive)),
+            loss=mean_loss(targets, targets.logits(probabilities)),
             familiarity=np.concatenate(known)[order] if len(known) == len(predictions) else None,
             unreadable=tuple(reason for each in predictions for reason in each.unreadable),
         )
@@ -180,10 +179,9 @@ class CrossValidation:
         """
         tested, names = self.tested, self.images.class_names
         known, thresholds = tested.targets.names(), tested.thresholds
-        predicted = tested.probabilities >= (EVEN if thresholds is None else thresholds)  # (N, K)
-        if not tested.several:
-            predicted = np.eye(len(names), dtype=np.bool_)[tested.classes]
-        columns = ["image", "fold", "label", "prediction", *["unknown"] * tested.several]
+        targets = tested.targets
+        predicted = targets.membership(targets.answers(tested.probabilities, thresholds))  # (N, K)
+        columns = ["image", "fold", "label", "prediction", *["unknown"] * (targets.strata is None)]
 
         def text(value: object) -> str:
             return csv_text(escaped(str(value)))
@@ -200,7 +198,8 @@ class CrossValidation:
             for row, place in enumerate(tested.indices.tolist()):
                 name = image_name(self.images.sources[place], splits.root) or place
                 cells = [text(name), text(self.images.folds[place]), text(SEPARATOR.join(known[row]))]
-                cells += [listed(predicted[row]), *[listed(tested.targets.rows[row] < 0)] * tested.several]
+                cells += [listed(predicted[row])]
+                cells += [listed(targets.rows[row] < 0)] if targets.strata is None else []
                 rows.writerow([*cells, *map(str, tested.probabilities[row])])  # exact in float32
 
 

@@ -1,11 +1,11 @@
-"""What the processes of a run and its checkpoints must have in common: versions, options, model, images."""
+"""Properties that all processes share (versions, options, model, images), and a run with its checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +42,30 @@ def images_facts(images: ImageSet) -> dict[str, Any]:
     }
 
 
-def run_identity(options: TrainConfig, model: ModelConfig, images: ImageSet) -> dict[str, Any]:
-    """Everything that must stay the same: images, model, and all options but execution options and paths."""
+def run_identity(options: TrainConfig, model: ModelConfig) -> dict[str, Any]:
+    """Everything that must stay the same, as JSON: the model, and all options but execution options and
+    paths. The split record has the images."""
     # Files may be moved, and a run with minutes records its lengths and validations as it goes.
     left_out = {"run", *traits(TrainConfig, NamesFile), *traits(TrainConfig, Recorded)}
     compared = [name for name, group in GROUP_OF.items() if group != "execution" and name not in left_out]
-    return {
-        **images_facts(images),
+    identity = {
         **{f"model: {name}": value for name, value in model.to_dict().items() if name != "class_names"},
         **{name: options.option(name) for name in compared},
     }
+    return dict(json.loads(json.dumps(identity)))
 
 
-def with_images_of(state: dict[str, Any], images: ImageSet) -> dict[str, Any]:
-    """A checkpoint's state with other training images: those of a run that skips some."""
-    return {**state, "identity": {**state["identity"], **images_facts(images)}}
-
-
-def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Reject a checkpoint with other data, model or options; options that it lacks are newer than it."""
-    was, plain = (json.loads(json.dumps(identity)) for identity in (saved, now))
+def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], besides: Collection[str] = ()) -> None:
+    """Reject a checkpoint of another model or other options, `besides` those of these names."""
     differences = [
-        f"{name} was {value!r}, is {plain.get(name)!r}"
-        for name, value in was.items()
-        if value != plain.get(name)
+        f"{name} was {saved.get(name)!r}, is {value!r}"
+        for name, value in now.items()
+        if name not in besides and saved.get(name) != value
     ]
     if differences:
         raise UserError(
-            f"the checkpoint is not of this run: {'; '.join(differences)}; restore the data and options, or "
-            "start another run"
+            f"the checkpoint is not of this run: {'; '.join(differences)}; restore the options, or start "
+            "another run"
         )
 
 
@@ -89,7 +84,7 @@ def check_plan_and_data(plan: Plan, splits: Splits) -> None:
         return
     execution = [name for name, group in GROUP_OF.items() if group == "execution"]
     facts = {name: plan.options.option(name) for name in execution if name not in ("workers", "device")}
-    facts |= run_identity(plan.options, plan.model, splits.train)
+    facts |= run_identity(plan.options, plan.model)
     for name, part in splits.parts.items():
         contents = contents_of([part.sources[index] for index in part.spread(COMPARED_IMAGES)])
         facts |= images_facts(part)

@@ -105,8 +105,7 @@ class ResumeKeywords(TypedDict, total=False):
     compile: Literal["on", "off"]
     accumulate: int | None
     gradient_checkpointing: bool
-    parallel: Literal["ddp", "fsdp", "hsdp"]
-    shard_size: int | None
+    parallel: Literal["ddp", "fsdp"]
     checkpoint_seconds: float
     keep_checkpoints: int
     keep_state: bool

@@ -48,7 +48,7 @@ from vitascope.training.checkpoint.state import (
 )
 from vitascope.training.identity import check_identity, run_identity
 from vitascope.training.more_epochs import DivergenceError, best_before, seconds_before
-from vitascope.training.optimizers import freeze_body, local, optimizer_of, train_mode, update_average
+from vitascope.training.optimizers import freeze_body, optimizer_of, train_mode, update_average
 from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
 from vitascope.training.plan import Plan
 from vitascope.training.progress import Progress
@@ -103,7 +103,7 @@ class Trainer:
             freeze_body(model)
         self.parallel = distributed.spread(self.module, execution, device, precision)
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
-            distributed.shard(self.average, execution, device, precision)
+            distributed.shard(self.average, device, precision)
         self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config)
 
@@ -127,7 +127,7 @@ class Trainer:
         self.exchange = distributed.Exchange()
         self.best_weights = BestWeights(functools.partial(self._write_model, run.best))
         self.checkpoint_writer = CheckpointWriter(run, execution.keep_checkpoints)
-        self.identity = run_identity(config, self.model_config, splits.train)
+        self.identity = run_identity(config, self.model_config)
         self.step, self.seconds = 0, 0.0
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
         self.sums: Sums = {}
@@ -207,8 +207,9 @@ class Trainer:
         whole = forward + read
         again, known = 0, 0
         if self.config.task == "classify":  # its calibration, and the choice of weights
-            again = (1 if train.truth.exclusive else 0) + 1 + 2 * (self.config.optimization.keep == "auto")
-            known = len(images_to_know(train)) if train.truth.exclusive else 0
+            trusted = train.truth.trusted
+            again = trusted + 1 + 2 * (self.config.optimization.keep == "auto")
+            known = len(images_to_know(train)) if trusted else 0
         return validation, again * validation + whole * (len(test) + known)
 
     def _measured_step(self, *, small: bool = False) -> tuple[float, float]:
@@ -229,7 +230,8 @@ class Trainer:
             torch.manual_seed(self.config.seed)
             losses = [self._backward(part, weight, 0) for part, weight in self._parts(batch)]
             self._update()
-            float(sum(losses) + local(next(self.module.parameters()).detach()).sum())  # waits for the device
+            weight = distributed.shard_of(next(self.module.parameters()).detach())
+            float(sum(losses) + weight.sum())  # waits for the device
             times.append(time.monotonic() - began)
         self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
@@ -607,10 +609,8 @@ class Trainer:
     def _restore(self, step: int, state: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint."""
         self.step = step
-        identity = state["identity"]
-        if self.schedule.begun == self.step:  # of the run before it got more epochs
-            identity = {name: value for name, value in identity.items() if name not in LENGTHENED}
-        check_identity(identity, self.identity)
+        before_more_epochs = self.schedule.begun == self.step
+        check_identity(state["identity"], self.identity, LENGTHENED if before_more_epochs else ())
         restore_model(self.module, state["model"])
         if self.average is not None:
             restore_model(self.average, state["average"])

@@ -18,7 +18,6 @@ from inspect import unwrap
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -95,27 +94,18 @@ class Muon(AdamW):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        buffers = [local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
-        momenta = [local(parameter.grad) for parameter in parameters]
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        momenta = [parameter.grad for parameter in parameters]
         torch._foreach_lerp_(buffers, momenta, 1 - MUON_MOMENTUM)
         torch._foreach_lerp_(momenta, buffers, MUON_MOMENTUM)  # Nesterov's
         stacked = [group["stacked"] for group, members in groups for _ in members]
-
-        def updates_of(wholes: list[Tensor], numbers: list[int]) -> list[Tensor]:
-            return orthogonal_updates(wholes, [stacked[number] for number in numbers])
-
-        shards = sharding_of(parameters[0])
-        if shards is None:
-            updates = updates_of(momenta, list(range(len(momenta))))
-        else:
-            shapes = [parameter.shape for parameter in parameters]
-            updates = divided(momenta, shapes, shards, updates_of)
+        updates = orthogonal_updates(momenta, stacked)
         # Groups that differ only in how many matrices a parameter stacks are updated together.
         alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
         for group, members in groups:
             mine, updates = updates[: len(members)], updates[len(members) :]
             weights, changes = alike.setdefault((group["lr"], group["weight_decay"]), ([], []))
-            weights += [local(parameter) for parameter in members]
+            weights += members
             changes += mine
         for (lr, weight_decay), (weights, changes) in alike.items():
             torch._foreach_mul_(weights, 1 - lr * weight_decay)
@@ -160,103 +150,6 @@ def orthogonal(X: Tensor, size: float = 1.0) -> Tensor:
     return X
 
 
-# Sharded parameters (FSDP2): each process has some rows of each, and computes the updates of some matrices.
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The rows of a sharded tensor that this process has; another tensor as it is."""
-    own: Tensor = tensor if sharding_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined]
-    return own
-
-
-def sharding_of(tensor: Tensor) -> dist.ProcessGroup | None:
-    """The processes that a tensor's rows are divided among; None for a plain one.
-
-    By its attributes, because importing its class takes a second.
-    """
-    mesh = getattr(tensor, "device_mesh", None)
-    if mesh is None:
-        return None
-    placements: Sequence[Any] = tensor.placements  # type: ignore[attr-defined]
-    group: dist.ProcessGroup = mesh.get_group(
-        next(dim for dim, placement in enumerate(placements) if placement.is_shard())
-    )
-    return group
-
-
-def divided(
-    shards: Sequence[Tensor],
-    shapes: Sequence[torch.Size],
-    group: dist.ProcessGroup,
-    compute: Callable[[list[Tensor], list[int]], list[Tensor]],
-) -> list[Tensor]:
-    """This process's rows of what `compute` makes of whole tensors, each computed by one process only.
-
-    Args:
-        shards: the rows that this process has of each tensor.
-        shapes: of the whole tensors; process r of W has the r-th of W chunks of ceil(rows / W) rows.
-        group: the processes.
-        compute: whole tensors, with their numbers, to tensors of the same shapes.
-    """
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
-    rows = [parameter_chunks(shape[0], world) for shape in shapes]
-    owners = owners_of([shape.numel() for shape in shapes], world)
-    numbers = [[n for n, owner in enumerate(owners) if owner == other] for other in range(world)]
-
-    def sizes(which: list[int], holder: int) -> list[int]:
-        return [rows[n][holder] * shapes[n][1:].numel() for n in which]
-
-    mine, others = numbers[rank], range(world)
-    received = exchange(
-        [[shards[n] for n in numbers[other]] for other in others],
-        [sizes(mine, other) for other in others],
-        group,
-    )
-    wholes = [
-        torch.cat(parts).view(shapes[n]) for n, parts in zip(mine, zip(*received, strict=True), strict=True)
-    ]
-    results = [made.split(rows[n]) for n, made in zip(mine, compute(wholes, mine), strict=True)]
-    returned = exchange(
-        [[parts[other] for parts in results] for other in others],
-        [sizes(numbers[other], rank) for other in others],
-        group,
-    )
-    found = {
-        n: part
-        for which, parts in zip(numbers, returned, strict=True)
-        for n, part in zip(which, parts, strict=True)
-    }
-    return [found[n].view(shard.shape) for n, shard in enumerate(shards)]
-
-
-def parameter_chunks(rows: int, world: int) -> list[int]:
-    """The rows of each of W processes, as FSDP2 divides them."""
-    size = -(-rows // world)
-    return [min(size, max(0, rows - rank * size)) for rank in range(world)]
-
-
-def owners_of(sizes: Sequence[int], world: int) -> list[int]:
-    """The process of each tensor: the largest first, each for the process with the least so far."""
-    loads, owners = [0] * world, [0] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        owners[number] = loads.index(min(loads))
-        loads[owners[number]] += sizes[number]
-    return owners
-
-
-def exchange(
-    sent: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[int]], group: dist.ProcessGroup
-) -> list[tuple[Tensor, ...]]:
-    """Send tensors to each process, and receive flat ones of the expected sizes from each."""
-    pieces = [piece.reshape(-1) for own in sent for piece in own]
-    flat = torch.cat(pieces)
-    to_each = [sum(piece.numel() for piece in own) for own in sent]
-    from_each = [sum(own) for own in expected]
-    received = flat.new_empty(sum(from_each))
-    dist.all_to_all_single(received, flat, from_each, to_each, group=group)
-    return [part.split(list(own)) for part, own in zip(received.split(from_each), expected, strict=True)]
-
-
 # Parameters that are tokens or positions, which have no weight decay.
 _TOKENS = ("class_token", "distillation_token", "registers", "mask_token", "positions.", "pool.query")
 _EMBEDDING = (*_TOKENS[:-1], "patch_embedding.", "embedding_norm.")
@@ -274,10 +167,6 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
     if options.layer_decay != 1 and not depth:
         raise UserError("layer_decay needs a Vision Transformer: this model has no blocks; leave it at 1")
     matrices = hidden_matrices(module) if options.optimizer == "muon" else {}
-    if options.optimizer == "muon" and not matrices:
-        raise UserError(
-            "optimizer muon trains hidden matrices, and none is trained here: use the optimizer adamw"
-        )
     groups: dict[tuple[bool, float, int], list[nn.Parameter]] = {(True, 1.0, 0): [], (False, 1.0, 0): []}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -288,7 +177,7 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
             groups.setdefault((decayed, scale, stacked), []).append(parameter)
     parameters = [
         {"params": found, "weight_decay": options.weight_decay * decayed, "lr_scale": scale}
-        | ({"stacked": stacked} if matrices else {})
+        | ({"stacked": stacked} if options.optimizer == "muon" else {})
         for (decayed, scale, stacked), found in groups.items()
         if found
     ]

@@ -15,14 +15,14 @@ import numpy as np
 
 from vitascope.data.datasets import greatest_value, sampled_sizes
 from vitascope.data.splits import Splits
+from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.formatting import counted
+from vitascope.formatting import counted, listed
 from vitascope.model.config import OPTIONS, ViTConfig
 from vitascope.model.configuration import options_of, traits
 from vitascope.model.options import AppliesWith, pair
 from vitascope.model.resnet_config import ResNetConfig
 from vitascope.model.sizes import ModelConfig, architecture_record, config_of, named_config
-from vitascope.model.vision_model import kind_of
 from vitascope.options.groups import (
     UNSMOOTHED,
     Architecture,
@@ -32,6 +32,7 @@ from vitascope.options.groups import (
 from vitascope.options.recipes import TrainConfig
 from vitascope.run.run import Run
 from vitascope.training.schedule import small_size
+from vitascope.training.tasks.losses import LOSSES, Losses
 from vitascope.training.tasks.masked import body_config, check_encoder
 from vitascope.training.whitening import SIDE
 from vitascope.weights.files import CheckpointError
@@ -70,8 +71,8 @@ class Facts:
     class_names: tuple[str, ...]
     greatest: int | None
     """The greatest value in training images of more than 8 bits; None without any, or if not asked for."""
-    several: bool = False
-    """Whether an image may have several of the classes."""
+    kind: Losses = LOSSES[ClassIndices]
+    """The losses of the labels; any, where there are none."""
     weights: ModelConfig | None
     """The configuration of the weights; None for random ones."""
     shards: int = 0
@@ -110,7 +111,7 @@ def inspect(data: Splits, weights: ModelConfig | None = None, *, levels: bool = 
         channels=data.channels,
         class_names=data.train.class_names,
         greatest=greatest_value(data.train) if levels else None,
-        several=data.train.targets is not None and not data.train.targets.exclusive,
+        kind=LOSSES[ClassIndices if data.train.targets is None else type(data.train.targets)],
         weights=weights,
         shards=data.train.shard_files,
     )
@@ -157,7 +158,7 @@ class Plan:
         with options_of(run.plan_file):
             model = config_of(run.plan["model"])
         texts = {name: run.plan[name] for name in ("chosen", "reason", "note")}
-        return cls(options=config, model=model, start=tuple(run.plan.get("start", ())), **texts)
+        return cls(options=config, model=model, start=tuple(run.plan["start"]), **texts)
 
 
 WORDS = {
@@ -253,16 +254,14 @@ def _check_task(asked: TrainConfig, facts: Facts) -> None:
         for name, trait in traits(type(asked), Classifies).items():
             if asked.option(name) != trait.off:
                 raise UserError(f"{name} {trait.reason}; leave it out")
-    elif asked.optimization.loss == ("cross_entropy" if facts.several else "asymmetric"):
-        one, other = ("one class", "several") if facts.several else ("several classes", "one each")
+    elif asked.optimization.loss not in (None, *facts.kind.criteria):
         raise UserError(
-            f"loss={asked.optimization.loss} is about images of {one}, and these have {other}: leave it out"
+            f"loss={asked.optimization.loss} is not for images of {facts.kind.images}, whose losses are "
+            f"{listed(facts.kind.criteria)}: leave it out"
         )
-    elif asked.weights is None:
-        if asked.optimization.freeze:
-            raise UserError("freeze trains a head on a body, which must be trained already: set weights")
-        if asked.optimization.lora is not None:
-            raise UserError("lora adapts a body, which must be trained already: set weights")
+    elif asked.weights is None and (asked.optimization.freeze or asked.optimization.lora is not None):
+        name = "freeze" if asked.optimization.freeze else "lora"
+        raise UserError(f"{name} needs a body that is trained already: set weights")
 
 
 def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
@@ -285,28 +284,15 @@ def _model(asked: TrainConfig, facts: Facts) -> tuple[ModelConfig, str | None]:
             raise UserError(f"{error}; {advice}") from error
     else:
         model = named_config(name or DEFAULT_MODEL, **options)
-    if model.members > 1:
-        raise UserError("model_options: members is of an ensemble, which folds makes; leave it out")
     if isinstance(model, ViTConfig):
         if asked.task == "masked":
             model = body_config(model)
         _check_vit(asked, model)
-    elif asked.optimization.lora is not None:
-        raise UserError(
-            f"lora adapts the blocks of a Vision Transformer, and {asked.weights} is {kind_of(model)}: leave "
-            "it out"
-        )
     return model, name
 
 
 def _check_vit(asked: TrainConfig, model: ViTConfig) -> None:
     """Reject options that have no effect on a model, or that it does not support."""
-    rank = asked.optimization.lora
-    if rank is not None and rank > model.embed_dim:
-        raise UserError(
-            f"lora={rank} is more than the width of the model, {model.embed_dim}, which is the largest "
-            "rank of its matrices: choose a smaller one, such as 8"
-        )
     for option in asked.architecture.model_options:
         needs = traits(ViTConfig, AppliesWith).get(option)
         if needs is not None and not needs.holds(model.option(needs.option)):
@@ -355,7 +341,7 @@ def _loss(asked: TrainConfig, facts: Facts) -> str | None:
     """The loss of labels; pre-training has none."""
     if asked.task == "masked" or asked.optimization.loss is not None:
         return asked.optimization.loss
-    return "bce" if facts.several else "cross_entropy"
+    return facts.kind.criteria[0]
 
 
 def _whiten(asked: TrainConfig, model: ModelConfig) -> str:
@@ -378,14 +364,9 @@ def _whiten(asked: TrainConfig, model: ModelConfig) -> str:
 
 
 def _check_streams(asked: TrainConfig, facts: Facts) -> None:
-    """Reject streams of images that are in too few shards, or that have an order of their own."""
+    """Reject streams of images that are in too few shards."""
     if asked.streams is None:
         return
-    if asked.augmentation.repeats > 1 or asked.balance.sampling == "balanced":
-        raise UserError(
-            f"streams={asked.streams} keeps the order of the images in their shards, and repeats and "
-            "sampling=balanced have one of their own: leave out one of them"
-        )
     size = _batch_size(asked.optimization, facts.images, _is_vit(asked, facts))
     most = min(facts.shards, size // 2)  # each part has pairs, which mixup mixes
     if asked.streams > most:
@@ -409,33 +390,29 @@ def _derived_options(config: TrainConfig, facts: Facts, is_vit: bool) -> dict[st
     """The model options that follow from the task, the data and other training options."""
     asked, teacher = config.architecture, config.distillation.teacher
     vit_options = {"dropout": asked.dropout, "drop_path": asked.drop_path}
-    cnn = f"{asked.model or config.weights} is a CNN, which has no"
+    if not is_vit:
+        foreign = vit_options | {
+            "gradient_checkpointing": config.execution.gradient_checkpointing,
+            "lora": config.optimization.lora is not None,
+            "distillation token for the teacher": teacher is not None,
+            "patches to hide in pre-training": config.task == "masked",
+        }
+        wrong = [name for name, value in foreign.items() if value]
+        wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options)
+        if wrong:
+            raise UserError(
+                f"{asked.model or config.weights} is a CNN, which has no {', '.join(wrong)}; leave it out, "
+                "use the recipe cnn, or choose a Vision Transformer"
+            )
     if config.task == "masked":
-        if not is_vit:
-            raise UserError(f"{cnn} patches to hide: pre-training needs a Vision Transformer")
         return vit_options | {"head": "none"}
     classes = {"class_names": facts.class_names, "num_classes": len(facts.class_names)}
-    classes |= {"outputs": "independent" if facts.several else "exclusive", "thresholds": ()}
+    classes |= {"outputs": facts.kind.targets.outputs, "thresholds": ()}
+    if not is_vit:
+        return classes
     if teacher is not None:
-        if not is_vit:
-            raise UserError(f"{cnn} distillation token; leave out the teacher")
-        pool = asked.pool
-        if pool is None and config.weights is None:
-            pool = named_config(asked.model or DEFAULT_MODEL).option("pool")
-        if pool not in (None, "cls"):
-            raise UserError(
-                f"a teacher trains a token beside the class token, and pool={pool} has none: add "
-                "pool=cls or use the recipe distill"
-            )
         vit_options["distillation_token"] = True
-    if is_vit:
-        return vit_options | classes
-    vit_options["gradient_checkpointing"] = config.execution.gradient_checkpointing
-    wrong = [name for name, value in vit_options.items() if value]
-    wrong += [name for name in asked.chosen() if name != "image_size"] + list(asked.model_options)
-    if wrong:
-        raise UserError(f"{cnn} {', '.join(wrong)}; leave it out, or use the recipe cnn")
-    return classes
+    return vit_options | classes
 
 
 def _default_sizes(asked: TrainConfig, model: str, facts: Facts) -> dict[str, Any]:

@@ -6,17 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-from torch import Tensor
-
 from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
-from vitascope.intervals import Interval
-from vitascope.run.average_precision import mean_average_precision, paired_difference
-from vitascope.run.predictions import Predictions
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
-from vitascope.training.tasks.classify import Classify, engine_of, losses_of, weighted_loss
+from vitascope.training.tasks.classify import Classify, engine_of
 from vitascope.weights.loading import from_pretrained
 
 
@@ -52,40 +46,17 @@ def select_weights(trainer: Trainer) -> Selection:
         words = monitor.best_in_words(trainer.best_value)
         return Selection("last", epoch, f"they are the last ones, and have {words}")
     last, lowest = (predictions_of(trainer, saved) for saved in (folder, trainer.run.best))
-    weights = cast("Classify", trainer.task).balance  # pre-training keeps its last weights
-    values = [monitor.shown(monitored(each, weights)) for each in (last, lowest)]
+    task = cast("Classify", trainer.task)  # pre-training keeps its last weights
+    values = [monitor.shown(task.validated(predictions)[monitor.name]) for predictions in (last, lowest)]
     measured = f"{monitor.words} {values[0]} against {values[1]}"
     images = counted(len(last.targets), "validation image")
-    if worse(last, lowest, weights):
+    if task.kind.worse(last, lowest, task.balance):
         return Selection("best", best, f"the last ones are worse on {images} ({measured})")
     words = f"they are the last ones, and not clearly worse than those of epoch {best:g} on {images}"
     return Selection("last", epoch, f"{words} ({measured})")
-
-
-def monitored(evaluation: Evaluation, weights: Tensor | None) -> float:
-    """The value by which a validation selects weights: the loss, perhaps by the weights (K,) of the classes,
-    or the mAP of several classes per image."""
-    if evaluation.several:
-        return mean_average_precision(evaluation.labels, evaluation.scored)
-    return evaluation.loss if weights is None else weighted_loss(evaluation, weights)
 
 
 def predictions_of(trainer: Trainer, folder: Path) -> Evaluation:
     """The predictions of saved weights on the validation images."""
     model = from_pretrained(folder).to(trainer.device)
     return measure(engine_of(model, trainer.config), trainer.val_loader, distributed.gather)
-
-
-def worse(last: Predictions, best: Predictions, weights: Tensor | None = None) -> bool:
-    """Whether the last weights are worse than the best ones by more than chance, on the same images, each
-    with the weight of its class, (K,), if there are any.
-
-    Their loss is higher in a paired t-test with a level of 95%, and they have no more correct predictions: a
-    loss alone may grow while a model becomes more accurate and too sure of itself. With several classes per
-    image, the 95% interval of the difference of the mAPs is below 0.
-    """
-    if last.several:
-        return paired_difference(last.labels, last.scored, best.scored).high < 0
-    counts = np.ones(len(last.labels)) if weights is None else weights.cpu().numpy()[last.labels]
-    gap = Interval.of(counts * (losses_of(last) - losses_of(best)))
-    return gap.verdict == "better" and bool(counts @ last.correct <= counts @ best.correct)

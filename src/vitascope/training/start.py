@@ -20,9 +20,10 @@ import torch
 
 from vitascope.data.datasets import greatest_value
 from vitascope.data.folds import Division, division_of
+from vitascope.data.measures import Score
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import as_logits, sharpness
+from vitascope.evaluation.calibration import sharpness
 from vitascope.formatting import canonical, counted, duration
 from vitascope.model.config import ViTConfig
 from vitascope.model.sizes import ModelConfig
@@ -34,9 +35,7 @@ from vitascope.predict.engine import Engine
 from vitascope.predict.feature_stream import FeatureStream
 from vitascope.predict.features import OWN
 from vitascope.probing.classifiers import STRENGTHS, Features, Floats, LogisticRegression
-from vitascope.probing.selection import cross_validated, in_words, measured
-from vitascope.run.label_measures import LabelScore
-from vitascope.run.measures import Score
+from vitascope.probing.selection import cross_validated, in_words
 from vitascope.training.tasks.classify import engine_of
 from vitascope.weights.hub import cached_models, is_hub_id
 from vitascope.weights.identification import pretrained_config
@@ -76,7 +75,7 @@ class BodyScore:
 
     name: str
     config: ModelConfig
-    score: Score | LabelScore
+    score: Score
     guessing: float
     """The accuracy, or mAP, of an answer that is the same for all images."""
     seconds: float
@@ -157,7 +156,7 @@ def best_start(
         return Start(weights=best.name, recipe=None, reasons=(chosen,))
     quickest = min(body.seconds for body in scores)
     shown = max(0.0, end - time.monotonic()) / PASSES
-    rare = images.truth.exclusive and len(_foldable(division_of(images))) < len(images)
+    rare = images.truth.strata is not None and len(_foldable(division_of(images))) < len(images)
     fits = not rare and not asked.balance.balances
     start = decide(best, images.class_names, total, shown=shown, quickest=quickest, fits=fits)
     return start if start.weights is None else dataclasses.replace(start, reasons=(chosen, *start.reasons))
@@ -224,8 +223,8 @@ def fitted_head(model: VisionModel, images: ImageSet, options: TrainConfig) -> t
     known, features, number, held_out = _fit(model, images, division_of(images), options)
     targets = known.targets
     ((weight, bias),) = LogisticRegression().only(number).fit(features, targets).maps
-    factor = sharpness(targets, as_logits(held_out, exclusive=targets.exclusive))
-    score = in_words(measured(targets, held_out))
+    factor = sharpness(targets, targets.logits(held_out))
+    score = in_words(targets.score(held_out))
     print(f"head   logistic regression, C = {STRENGTHS[number]:g}, cross-validated: {score}", flush=True)
     return factor * weight, factor * bias
 
@@ -253,9 +252,7 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
             pretrained_config(name)  # an error comes before anything that takes time
     some, division = _sample(images, asked.seed)
     targets, greatest = division.targets, greatest_value(some) if asked.levels is None else None
-    shares = targets.counts / len(targets)  # (K,)
-    # The mAP of guessing is the mean share of the classes.
-    guessing = float(shares.max() if targets.exclusive else shares[shares > 0].mean())
+    guessing = targets.guessed
     present = (*asked.bodies, BUILT_IN, *cached_models())
     compared_until = time.monotonic() + COMPARING * (end - time.monotonic())
     for name in dict.fromkeys([*present, *(() if constants.HF_HUB_OFFLINE else PUBLIC)]):
@@ -273,7 +270,7 @@ def _compared(asked: TrainConfig, images: ImageSet, device: str, end: float) -> 
         except UserError as error:
             log.warning("body %s is left out: %s", name, str(error).removeprefix(f"{name}: "))
             continue
-        score, took = measured(known.targets, held_out), duration(time.monotonic() - began)
+        score, took = known.targets.score(held_out), duration(time.monotonic() - began)
         print(
             f"body   {name}: {in_words(score)} of {counted(len(some), 'training image')}, {took}", flush=True
         )
@@ -327,7 +324,7 @@ def _sample(images: ImageSet, seed: int) -> tuple[ImageSet, Division]:
     drawn = np.random.default_rng(seed).permutation(len(images))[:MOST_COMPARED]
     some = images.subset(images.name, np.sort(drawn))
     division = division_of(some)
-    if division.targets.exclusive:
+    if division.targets.strata is not None:
         some = some.subset(images.name, _foldable(division))
         division = division_of(some)
     division.fold_count()  # an error comes before anything that takes time

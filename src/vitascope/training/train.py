@@ -27,7 +27,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.decisions import decided_in
 from vitascope.data.folds import copies_across, fold_names
 from vitascope.data.frames import DataFrame, data_place
-from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.evaluation.novelty import Novelty
@@ -58,12 +58,7 @@ from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
 from vitascope.training.distributed import Launch, restarts_left
 from vitascope.training.folds import CrossValidation, compared, train_members
-from vitascope.training.identity import (
-    check_folder_is_shared,
-    check_plan_and_data,
-    check_versions,
-    with_images_of,
-)
+from vitascope.training.identity import check_folder_is_shared, check_plan_and_data, check_versions
 from vitascope.training.keywords import ResumeKeywords, TrainKeywords
 from vitascope.training.loop import Trainer
 from vitascope.training.more_epochs import finished_if_failed, lengthen
@@ -79,6 +74,7 @@ from vitascope.training.tasks.classify import (
     balanced_weights,
     class_weights_of,
 )
+from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.tasks.masked import Masked, MaskedAutoencoding
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -252,8 +248,7 @@ def resume(
             )
     if epochs is None:
         unfinished.check_unfinished()
-    # A recorded number of shards may be of more processes.
-    device = _join(recorded.replace(**execution), execution.get("shard_size"))
+    device = _join(recorded.replace(**execution))
     if unfinished.members:
         if epochs is not None:
             raise UserError(f"{unfinished.path}: its runs are done; more epochs need a new run with folds")
@@ -287,10 +282,9 @@ def _take_over(run: Run) -> None:
     run.check_unfinished()
 
 
-def _join(config: TrainConfig, shard_size: int | None) -> torch.device:
+def _join(config: TrainConfig) -> torch.device:
     """Join torchrun's processes, if there are any; returns the device of this one."""
     device = distributed.join_processes(config.execution.device)
-    distributed.check_shard_size(shard_size)
     check_versions()
     return device
 
@@ -313,10 +307,14 @@ def _continue(
     with _locked(run), explaining_memory(), finished_if_failed(run):
         if missing == "skip":
             config = distributed.by_first(lambda: _skip_missing(run, config))
-        opened, data = distributed.by_all(lambda: _open_again(config, run))
+        opened = distributed.by_all(lambda: _open_again(config, run))
         check_plan_and_data(opened.plan, opened.splits)
         trainer = build_trainer(run, opened, device)
-        state = _checkpoint(run, checkpoint, data, trainer.splits.train)
+        state = (
+            folders.load_checkpoint(run.path)
+            if checkpoint is None
+            else folders.load_checkpoint_at(checkpoint)
+        )
         if state is None and run.before.exists() and not has_model(run.start):
             raise UserError(
                 f"{run.path}: the state that its epochs begin with is gone; the run is finished, as before"
@@ -367,7 +365,7 @@ def _run(asked: dict[str, Any], task: str, named: Collection[str]) -> TrainResul
         what = "this configuration" if recipe in (None, "base") else f"the recipe {recipe}"
         other = "pretrain" if first.task == "masked" else "train"
         raise UserError(f"{what} is for `vitascope {other}`, in Python `{other}`")
-    device = _join(first, first.execution.shard_size)
+    device = _join(first)
     launch = Launch()
     begun = distributed.by_first(lambda: _begun(launch))
     if begun is not None:
@@ -418,7 +416,7 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
         seconds = sum(member.records("test")[-1]["seconds"] for member in run.members)
         tested, model = crossed.tested, crossed.ensemble(run, device)
         alone = [{"images": len(each.targets), **each.score.summary()} for each in crossed.predictions]
-        values = [score["map" if tested.several else "accuracy"] for score in alone]
+        values = [score[tested.targets.value] for score in alone]
         print(f"folds  {tested.in_words()}; by fold {min(values):.2%} to {max(values):.2%}")
         print(f"       {crossed.temperature}")
         if absent := len(splits.train) - len(tested.indices):
@@ -429,7 +427,7 @@ def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[
         final = tested
         if splits.test is not None:
             final, others = compared(model, splits.test, device)
-            values = [each.summary()["map" if tested.several else "accuracy"] for each in others]
+            values = [each.summary()[tested.targets.value] for each in others]
             print(f"test   {final.in_words()}; its models alone {min(values):.2%} to {max(values):.2%}")
         with explaining_failure(run.path, "the ensemble", to_resume(run.path)):
             crossed.write(run, splits)
@@ -560,7 +558,7 @@ def prepare(config: TrainConfig, splits: Splits) -> Opened:
     return Opened(resolve(config, facts), splits, weights)
 
 
-def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
+def _open_again(config: TrainConfig, run: Run) -> Opened:
     """The recorded plan, the data and the weights of a resumed run."""
     if config.execution.tracker is not None:
         check_tracker(config.execution.tracker)
@@ -569,7 +567,7 @@ def _open_again(config: TrainConfig, run: Run) -> tuple[Opened, RunData]:
         log.warning("%s", data.note)
     # The weights may be gone; the run has a copy of those that it started from.
     start = run.start if has_model(run.start) else config.weights
-    return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None), data
+    return Opened(Plan.of_run(run, config), data.splits, from_pretrained(start) if start else None)
 
 
 def _data_again(run: Run) -> RunData:
@@ -600,17 +598,6 @@ def _skip_missing(run: Run, config: TrainConfig) -> TrainConfig:
     lengths = Schedule.of(options, options.batch_size, per_epoch).lengths
     run.record_options(lengths=[list(pair) for pair in lengths])
     return config.replace(lengths=lengths)
-
-
-def _checkpoint(
-    run: Run, chosen: Path | None, data: RunData, images: ImageSet
-) -> tuple[int, dict[str, Any]] | None:
-    """The step and the state to resume from: of the chosen checkpoint, or of the newest, if there is one."""
-    checkpoint = folders.load_checkpoint(run.path) if chosen is None else folders.load_checkpoint_at(chosen)
-    if checkpoint is None or not data.restored.record.skipped:
-        return checkpoint
-    step, state = checkpoint
-    return step, with_images_of(state, images)
 
 
 @contextmanager
@@ -701,22 +688,16 @@ def make_task(options: TrainConfig, model: VisionModel, splits: Splits, placemen
         return kind(masking=options.masking, config=cast("ViTConfig", model.config), preprocess=preprocess)
     weights = class_weights_of(options.balance, splits.train)
     weights = None if weights is None else weights.to(device)
-    several = not splits.train.truth.exclusive
-    for images in (splits.val, splits.measured) if several else ():
-        if not images.truth.counts.any():
-            raise UserError(
-                f"none of the {counted(len(images), images.noun)} has a class to be measured by; "
-                "add images that have one, or give your own split"
-            )
+    for images in (splits.val, splits.measured):
+        images.truth.check_measurable(images.noun)
     loss = options.optimization.loss or "cross_entropy"
     truth = splits.train.truth
     balance = weights
-    if options.balance.sampling == "balanced" and not several:
+    if options.balance.sampling == "balanced":
         balance = balanced_weights(splits.train, "balanced sampling").to(device)
         balance = balance if weights is None else balance * weights
-    balance = None if several else balance
     smoothing = options.optimization.label_smoothing
-    criterion = (preprocess, smoothing, loss, weights, several, truth.partial, balance)
+    criterion = (preprocess, smoothing, loss, weights, LOSSES[type(truth)], truth.partial, balance)
     distillation = options.distillation
     if distillation.teacher is None:
         return Classify(*criterion)

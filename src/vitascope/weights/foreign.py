@@ -1,4 +1,4 @@
-"""Classifiers that timm and transformers load themselves; only this module imports either library."""
+"""Classifiers that timm and transformers load themselves."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from vitascope.errors import UserError
 def _faults() -> tuple[type[Exception], ...]:
     """What timm, transformers, the hub's client and the readers of weights raise for a model that they cannot
     load."""
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # imports an HTTP client
+    from huggingface_hub import errors  # imports an HTTP client
 
     return (
         *(ImportError, OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError),
-        *(AssertionError, EOFError, pickle.UnpicklingError, SafetensorError, HTTPError),
+        *(AssertionError, EOFError, pickle.UnpicklingError, SafetensorError),
+        *(errors.HTTPError, errors.StrictDataclassError),  # type: ignore[attr-defined]
     )
 
 
@@ -64,7 +65,7 @@ def open_foreign(ref: str, role: str) -> ForeignClassifier | None:
 def _from_timm(model_name: str, name: str) -> ForeignClassifier:
     folder = Path(name).expanduser()
     name = f"local-dir:{folder}" if (folder / "config.json").is_file() else name
-    with _explaining("timm", model_name):
+    with explaining("timm", model_name):
         import timm
 
         model = timm.create_model(name, pretrained=True)
@@ -78,7 +79,7 @@ def _from_timm(model_name: str, name: str) -> ForeignClassifier:
 
 def _from_transformers(model_name: str, name: str) -> ForeignClassifier:
     colours = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0]]).view(3, 3, 1, 1)
-    with _explaining("transformers", model_name):
+    with explaining("transformers", model_name):
         import transformers
 
         model, loading = transformers.AutoModelForImageClassification.from_pretrained(
@@ -107,14 +108,16 @@ def probed_preprocess(model_name: str, outputs: Tensor, colours: Tensor) -> Prep
 
 
 @contextmanager
-def _explaining(library: str, model_name: str) -> Iterator[None]:
+def explaining(library: str, model_name: str, extra: str = "peers") -> Iterator[None]:
     """Turn the errors of a library that is imported, or loads a model, into one line."""
     try:
         yield
+    except UserError:
+        raise
     except _faults() as error:
         if isinstance(error, ModuleNotFoundError) and error.name == library:
             raise UserError(
-                f'{model_name} needs {library}, which is not installed: pip install "vitascope[peers]"'
+                f'{model_name} needs {library}, which is not installed: pip install "vitascope[{extra}]"'
             ) from error
         cause: BaseException = error  # transformers imports its modules late, and hides why one fails
         while cause.__cause__ is not None:

@@ -13,7 +13,6 @@ import logging
 import re
 import socket
 import sys
-import urllib.error
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -41,7 +40,10 @@ _HUGGING_FACE = (
     f"pytorch_model.bin{INDEX}",
 )
 WEIGHTS = (*_HUGGING_FACE, *OPEN_CLIP)
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")  # of a text model
+TOKENIZER_FILES = (  # of a text model
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"),
+    "spiece.model",
+)
 # transformers' `save_pretrained(..., variant="fp16")`, in one file
 VARIANT = re.compile(r"(pytorch_)?model\.(?!.*-of-)[\w-]+\.(safetensors|bin)")
 _OF_TIMM = re.compile("^hf[-_]hub:")  # how timm marks a name of the hub
@@ -279,13 +281,9 @@ def fetch_torchvision(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         prefix = name.rsplit("-")[-1].split(".")[0]
         torch.hub.download_url_to_file(url, str(path), prefix, progress=sys.stderr.isatty())
-    except urllib.error.HTTPError as error:
-        raise rejection(url, f"the server answers {error.code} {error.reason}") from error
-    except RuntimeError as error:  # another digest
-        raise rejection(url, "cut off or changed on its way; try again") from error
-    except (OSError, http.client.HTTPException) as error:
-        offline = f"no network ({getattr(error, 'reason', error)}), and not in {folder}"
-        raise rejection(url, _disk_reason(error, folder, "TORCH_HOME") or offline) from error
+    except (OSError, RuntimeError, http.client.HTTPException) as error:  # the second: another digest
+        reason = f"cannot be fetched: {error}; it is not in {folder} either"
+        raise rejection(url, _disk_reason(error, folder, "TORCH_HOME") or reason) from error
     finally:
         socket.setdefaulttimeout(limit)
     return path

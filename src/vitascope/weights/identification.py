@@ -62,13 +62,14 @@ def identify(
     if family is not None:
         check_choice("family", family, FAMILIES)  # before anything is fetched
         source = dataclasses.replace(open_source(ref, revision), options=options)
-        kind = FAMILIES[family].of(source)
-        if not FAMILIES[family].recognizes(source) and (fault := _prefix_fault(ref, source)):
-            raise fault
-        return kind.before_reading(source), kind
+        with explaining_settings(source.name):
+            kind = FAMILIES[family].of(source)
+            if not FAMILIES[family].recognizes(source) and (fault := _prefix_fault(ref, source)):
+                raise fault
+            return kind.before_reading(source), kind
     source = open_source(ref, revision)
-    kind = recognized(ref, source)
     with explaining_settings(source.name):
+        kind = recognized(ref, source)
         return kind.before_reading(source), kind
 
 

@@ -169,9 +169,9 @@ class Family(abc.ABC):
     def table(self, config: ViTConfig) -> Table:
         """The place of each of our tensors; the first key that matches counts."""
 
-    @abc.abstractmethod
     def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
         """Write the files that the other library loads and return them; `state` has their names."""
+        raise NotImplementedError  # of a family that is `read_only`
 
     def of(self, source: Source) -> Family:
         """The part of this family that a checkpoint belongs to, if it has several."""
@@ -224,18 +224,10 @@ def from_family(family: Family, source: Source, config: ModelConfig) -> State:
     """Our tensors after `before_reading`; an error lists every tensor that does not fit."""
     check_claims(source, config)
     family = family.of(source)
-    what = f"{source.name}: not a complete {family.name} checkpoint of this architecture"
-    return assemble(source, rows(family, config), family.ignored, what)
-
-
-def assemble(
-    source: Source, rows: Iterable[tuple[str, tuple[int, ...], Stored]], ignored: Sequence[str], what: str
-) -> State:
-    """Our tensors by the rows of a table; an error, which begins with `what`, lists all that do not fit."""
     state: State = {}
     used: set[str] = set()
     faults = []
-    for ours, shape, stored in rows:
+    for ours, shape, stored in rows(family, config):
         used |= set(stored.names)
         missing = [name for name in stored.names if not source.has(name)]
         if missing:
@@ -254,11 +246,11 @@ def assemble(
             # Its own memory: a mapped file may change, and at an address where torch would not allocate, some
             # CPUs sum products in another order, so that a loaded model would differ from the one in memory.
             state[ours] = tensor.clone(memory_format=torch.contiguous_format)
-    patterns = [_regex(pattern) for pattern in ignored]
+    patterns = [_regex(pattern) for pattern in family.ignored]
     for name in sorted(source.tensors.keys() - used):
         if not any(pattern.match(name) for pattern in patterns):
             faults.append(f"extra {name} {source.shape(name)}")
-    reject(faults, what)
+    reject(faults, f"{source.name}: not a complete {family.name} checkpoint of this architecture")
     return state
 
 
@@ -397,18 +389,13 @@ def changes(family: Family, config: ViTConfig) -> list[str]:
     ]
 
 
-def rows(family: Family, config: ModelConfig) -> Iterable[tuple[str, tuple[int, ...], Stored]]:
+def rows(family: Family, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], Stored]]:
     """The name and the shape of each of our tensors, and how the family stores it."""
     with torch.device("meta"):
         expected = build(config).state_dict()
-    return placed(expected, family.table(cast("ViTConfig", config)), family.name)
-
-
-def placed(expected: State, table: Table, name: str) -> Iterator[tuple[str, tuple[int, ...], Stored]]:
-    """The name and the shape of each expected tensor, and its place by a table; `name` is the table's."""
     patterns = [
         (_regex(ours), stored if isinstance(stored, Stored) else Stored((stored,)))
-        for ours, stored in table.items()
+        for ours, stored in family.table(cast("ViTConfig", config)).items()
     ]
     for ours, tensor in expected.items():
         for pattern, stored in patterns:
@@ -421,7 +408,7 @@ def placed(expected: State, table: Table, name: str) -> Iterator[tuple[str, tupl
                 yield ours, tuple(tensor.shape), dataclasses.replace(stored, names=theirs)
                 break
         else:
-            raise CheckpointError(f"{name} has no place for {ours}")
+            raise CheckpointError(f"{family.name} has no place for {ours}")
 
 
 def _regex(pattern: str) -> re.Pattern[str]:

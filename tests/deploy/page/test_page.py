@@ -1,8 +1,8 @@
 """`vs.page`: what it rejects, what it proves, and what it keeps."""
 
-import os
-import select
+import asyncio
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import vitascope as vs
+from tests.browser import needs_browser
 from tests.data import noise, write_picture
 from tests.model import small_model, small_resnet
 from vitascope.cli import main
+from vitascope.deploy.page import browser, proof
 from vitascope.deploy.page import page as page_module
-from vitascope.deploy.page import proof
-from vitascope.deploy.page.browser import BrowserError, Tab, find_browser, opened
-from vitascope.deploy.page.page import check_page_size
+from vitascope.deploy.page.browser import BrowserError, opened
+from vitascope.deploy.page.page import PageResult, check_page_size
 from vitascope.errors import UserError
 
 
@@ -46,9 +47,10 @@ class FakeTab:
             ]
         )
         self.faults = list(faults)
+        self.name = "Fake 1.0"
 
-    def evaluate(self, expression: str) -> Any:
-        if expression.startswith(f"({proof.READY})"):
+    def evaluate(self, function: str, argument: Any) -> Any:
+        if function == proof.READY:
             return {"seconds": 0.1, "kernel": "fake"}
         return next(self.answers)
 
@@ -65,13 +67,12 @@ def in_fake_browser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return asked[-1][1]
 
     @contextmanager
-    def opened(program: str, address: str, patience: float) -> Iterator[FakeTab]:
+    def opened(program: str | None, address: str, patience: float) -> Iterator[FakeTab]:
         assert address.startswith("file:///")
         yield FakeTab(asked, **how)
 
     monkeypatch.setattr(page_module, "compared_picture", kept)
     monkeypatch.setattr(proof, "opened", opened)
-    monkeypatch.setattr(page_module, "find_browser", lambda path: "chromium")
     return how
 
 
@@ -129,7 +130,7 @@ def test_second_model_that_a_page_cannot_hold_is_named(tmp_path: Path) -> None:
     [
         ({"change": torch.tensor([3.0, 0, 0, 0, 0])}, r"a\.html is not kept, because its outputs differ"),
         ({"change": float("nan")}, r"a\.html is not kept, because its outputs differ"),
-        ({"faults": ("a request of http://example.org/",)}, "a request of http://example.org/"),
+        ({"faults": ("request of http://example.org/",)}, "request of http://example.org/"),
     ],
 )
 def test_page_that_does_not_do_what_torch_does_is_not_kept(
@@ -158,19 +159,72 @@ def test_existing_file_another_suffix_and_a_folder_are_rejected(tmp_path: Path) 
     with pytest.raises(UserError, match="exists and is not overwritten"):
         vs.page(small_model(), tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text() == "mine"
-    with pytest.raises(UserError, match=r"files of this format end in \.html"):
-        vs.page(small_model(), tmp_path / "a.onnx")
-    with pytest.raises(UserError, match=r"is a folder; name a new file: .*model\.html"):
-        vs.page(small_model(), tmp_path)
+    for path in (tmp_path / "a.onnx", tmp_path):
+        with pytest.raises(UserError, match=r"files of this format end in \.html: "):
+            vs.page(small_model(), path)
 
 
-def test_missing_browser_names_the_ways_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="--browser PATH, or keep the page unproved with --unproved"):
-        find_browser()
-    with pytest.raises(UserError, match="firefox: no program that can be started"):
-        vs.page(small_model(), tmp_path / "a.html", browser="firefox")
-    assert list(tmp_path.iterdir()) == []
+def test_page_without_playwright_is_written_and_the_way_to_prove_it_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
+    done = vs.page(small_model(), tmp_path / "a.html", images=noise(9, 9))
+    assert done.proof is None
+    assert done.path.is_file()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "a.html is written, but not proved in a browser: install Playwright: pip install" in message
+
+
+def test_page_without_a_browser_is_written_and_the_way_to_prove_it_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (vitascope[page])")
+    monkeypatch.setattr(browser, "NAMES", ())
+    monkeypatch.setattr(browser, "CHANNELS", ("chrome-canary",))
+    assert vs.page(small_model(), tmp_path / "a.html", images=noise(9, 9)).proof is None
+    assert "install Chromium, Chrome or Edge, or run `playwright install chromium`" in caplog.text
+
+
+@pytest.mark.parametrize("content", [None, "#!/bin/sh\nexit 3\n"])
+def test_browser_that_does_not_start_is_one_line_and_no_page_is_kept(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (vitascope[page])")
+    monkeypatch.chdir(tmp_path)
+    if content:
+        (tmp_path / "browser").write_text(content)
+        (tmp_path / "browser").chmod(0o755)
+    vs.save_pretrained(small_model(), tmp_path / "small")
+    picture = write_picture(tmp_path / "a.png")
+    assert main(["page", "small", "--out", "a.html", "--data", str(picture), "--browser", "./browser"]) == 2
+    error = capsys.readouterr().err
+    assert "the page failed in the browser: BrowserType.launch: " in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "a.html").exists()
+
+
+@needs_browser
+def test_tab_reports_what_goes_wrong(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        "<script>console.error('one'); fetch('http://example.org/').catch(() => 0);"
+        "setTimeout(() => { throw new Error('two') })</script>"
+    )
+    with opened(None, (tmp_path / "a.html").as_uri(), 20) as tab:
+        assert tab.evaluate("async (value) => value + 1", 1) == 2
+    assert tab.faults[0] == "one"
+    assert {"two", "request of http://example.org/"} < {*tab.faults}
+    with pytest.raises(BrowserError, match="Error: three"), opened(None, "about:blank", 20) as tab:
+        tab.evaluate("() => { throw new Error('three') }", None)
+    with pytest.raises(BrowserError, match="no answer in 1 s"), opened(None, "about:blank", 1) as tab:
+        tab.evaluate("() => new Promise(() => 0)", None)
+
+
+@needs_browser
+def test_page_is_proved_inside_an_event_loop(tmp_path: Path) -> None:
+    async def in_a_notebook() -> PageResult:
+        return vs.page(small_model(), tmp_path / "a.html", images=noise(9, 9))
+
+    assert asyncio.run(in_a_notebook()).proof is not None
 
 
 @pytest.mark.parametrize(
@@ -217,24 +271,10 @@ def test_command_describes_both_models(
     first, _, second = capsys.readouterr().out.partition(f"beside it, {other}:\n")
     for printed in (first, second):
         assert f"fp16 against the model, on images of {picture}: " in printed
-        assert "proved in chromium, fake, against torch" in printed
+        assert "proved in Fake 1.0, fake, against torch" in printed
     assert "after it is opened" in first
     assert "after it is asked for" in second
     assert "<title>small and other – vitascope</title>" in (tmp_path / "a.html").read_text()
-
-
-def test_what_a_browser_has_started_ends_with_it(tmp_path: Path) -> None:
-    alive, program = tmp_path / "alive", tmp_path / "browser"
-    os.mkfifo(alive)
-    refusal = r'{"id": 1, "error": {"message": "not today"}}\000'
-    program.write_text(f"#!/bin/sh\nexec 5> {alive}\nsleep 600 &\nprintf '{refusal}' >&4\nread line <&3\n")
-    program.chmod(0o755)
-    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(BrowserError, match="not today"), opened(str(program), "about:blank", 60):
-        pass
-    ended = select.select([reader], [], [], 50)[0]  # `sleep` was the last that had it open
-    os.close(reader)
-    assert ended
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -250,7 +290,6 @@ def test_stop_during_the_proof_leaves_nothing(
         signal.raise_signal(signum)
 
     monkeypatch.setattr(page_module, "prove", prove)
-    monkeypatch.setattr(page_module, "find_browser", lambda path: "chromium")
     vs.save_pretrained(small_model(), tmp_path / "small")
     picture, out = write_picture(tmp_path / "a.png"), tmp_path / "out" / "a.html"
     with pytest.raises(SystemExit) as exit_info:
@@ -258,29 +297,3 @@ def test_stop_during_the_proof_leaves_nothing(
     assert exit_info.value.code == status
     assert f"stopped by {signal.Signals(signum).name}; no page is kept" in capsys.readouterr().err
     assert list(out.parent.iterdir()) == []
-
-
-def test_browser_in_the_working_directory_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    program = tmp_path / "browser"
-    program.write_text("#!/bin/sh\nexit 3\n")
-    program.chmod(0o755)
-    assert find_browser(Path("browser")) == str(program)
-    with pytest.raises(UserError, match="browser: no program that can be started"):
-        find_browser("browser")  # a name, as in a shell
-    vs.save_pretrained(small_model(), tmp_path / "small")
-    picture = write_picture(tmp_path / "a.png")
-    assert main(["page", "small", "--out", "a.html", "--data", str(picture), "--browser", "./browser"]) == 2
-    assert "the browser ended before it answered" in capsys.readouterr().err
-
-
-def test_browser_that_stops_to_read_is_not_waited_for_forever() -> None:
-    (never_read, takes), (gives, never_written) = os.pipe(), os.pipe()
-    os.set_blocking(takes, False)  # a BlockingIOError instead of an endless test
-    tab = Tab(takes, gives, 0.2)
-    with pytest.raises(BrowserError, match="did not answer in time"):
-        tab.ask("Runtime.evaluate", expression="a" * (1 << 21))
-    for descriptor in (never_read, takes, gives, never_written):
-        os.close(descriptor)

@@ -151,7 +151,7 @@ async def serving(
     app = create_app(engine, Settings(**{"access_log": False, **PATIENT, **settings}), token)
     async with app.router.lifespan_context(app), Client(app) as client:
         if ready:
-            await until(lambda: app.state.service.why_not_ready() == "")
+            await until(lambda: app.state.service.admission.why_not_ready() == "")
         if isinstance(engine, HeldEngine):
             engine.batches.clear()
         try:
@@ -172,7 +172,7 @@ async def listening(
     with listen(given) as port:
         running = asyncio.ensure_future(server.serve(sockets=[port]))
         try:
-            await until(lambda: server.started and app.state.service.why_not_ready() == "")
+            await until(lambda: server.started and app.state.service.admission.why_not_ready() == "")
             yield server, port.getsockname()[:2]
         finally:
             if isinstance(engine, HeldEngine):

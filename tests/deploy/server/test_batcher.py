@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tests.deploy.server.served import PATIENCE, advance
-from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Work
-from vitascope.deploy.server.rejections import Expired, Overloaded
+from vitascope.deploy.server.admission import Admission, Room
+from vitascope.deploy.server.batcher import Batcher, Expired, LongWork, Outcome, Work
+from vitascope.deploy.server.metrics import Metrics
+from vitascope.deploy.server.settings import Settings
 
 FAR = float("inf")
 
@@ -38,11 +40,20 @@ class Held:
 class Scene:
     """A running batcher whose thread is blocked in a batch of one item, 0."""
 
-    def __init__(self, batcher: Batcher, model: Held, work: Work) -> None:
-        self.batcher, self.model, self.work = batcher, model, work
+    def __init__(self, capacity: int, max_batch: int) -> None:
+        self.model = Held()
+        self.batcher, self.work = Batcher(lambda *_: None), Work("double", self.model, max_batch)
+        self.admission = Admission(Settings(queue=capacity), self.batcher, Metrics())
+        self.admission.closed = ""
 
     def ask(self, item: Any, deadline: float = FAR, work: Work | None = None) -> asyncio.Task[Outcome]:
+        """Queue an item, or raise `Overloaded`, as the server does."""
+        self.admission.admit(Room(), work=work or self.work, deadline=deadline)
         return asyncio.ensure_future(self.batcher.submit(work or self.work, item, deadline=deadline))
+
+    def begin(self, deadline: float) -> None:
+        """Admit a request of work before its body is read."""
+        self.admission.admit(Room(), Room(requests=1), work=self.work, deadline=deadline)
 
     async def queued(self, *items: int) -> list[asyncio.Task[Outcome]]:
         """Queue items behind the blocked batch."""
@@ -65,8 +76,8 @@ def within(seconds: float) -> float:
 @asynccontextmanager
 async def playing(*, capacity: int = 8, max_batch: int = 4, held: bool = True) -> AsyncIterator[Scene]:
     """A new batcher; when it has stopped, its model has recorded all batches."""
-    model = Held()
-    scene = Scene(Batcher(capacity, lambda *_: None), model, Work("double", model, max_batch))
+    scene = Scene(capacity, max_batch)
+    model = scene.model
     scene.batcher.start()
     if held:
         scene.ask(0)
@@ -110,59 +121,6 @@ async def test_batches_do_not_mix_kinds_of_work_and_the_oldest_is_first() -> Non
         scene.model.go.set()
         await asyncio.gather(*tasks)
     assert scene.model.batches == [[0], [1, 2], [10, 20]]
-
-
-async def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
-    async with playing(capacity=3) as scene:
-        tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as refusal:
-            await scene.ask(4)
-        assert refusal.value.retry_after >= 1
-        scene.model.go.set()
-        await asyncio.gather(*tasks)
-        assert (await scene.ask(5)).value == 10
-    assert scene.model.computed() == [0, 1, 2, 3, 5]
-
-
-async def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> None:
-    async with playing() as scene:
-        scene.work.learn(seconds=8000.0, items=4)  # 2000 s each
-        tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match=r"s of work are ahead, and (1000|99)") as refusal:
-            await scene.ask(4, deadline=within(1000))
-        assert 6000 <= refusal.value.retry_after <= 8000  # three that wait, and the rest of one
-        tasks.append(scene.ask(5, deadline=within(20_000)))
-        await turns()
-        scene.model.go.set()
-        await asyncio.gather(*tasks)
-    assert scene.model.computed() == [0, 1, 2, 3, 5]
-
-
-async def test_decoded_item_is_rejected_only_if_it_would_miss_its_deadline() -> None:
-    async with playing() as scene:
-        scene.work.learn(seconds=2000.0, items=4)  # 500 s each
-        tasks = await scene.queued(1)  # up to 1000 s are ahead
-        deadline = within(2000)
-        with pytest.raises(Overloaded):  # before reading, half of the time is reserved
-            scene.batcher.check_room(scene.work, deadline)
-        tasks.append(scene.ask(2, deadline=deadline))
-        scene.model.go.set()
-        assert [outcome.value for outcome in await asyncio.gather(*tasks)] == [2, 4]
-
-
-async def test_requests_in_decoding_count_as_work_ahead() -> None:
-    async with playing() as scene:
-        scene.work.learn(seconds=400.0, items=4)  # 100 s each
-        deadline = within(1000)
-        scene.batcher.check_room(scene.work, deadline, coming=2)
-        with pytest.raises(Overloaded):
-            scene.batcher.check_room(scene.work, deadline, coming=5)
-
-
-async def test_idle_model_accepts_items_despite_slow_past_work() -> None:
-    async with playing(held=False) as scene:
-        scene.work.learn(seconds=6000.0, items=1)
-        assert (await scene.ask(1, deadline=within(1000))).value == 2
 
 
 async def test_item_that_expires_in_the_queue_is_never_computed() -> None:
@@ -313,19 +271,6 @@ async def test_abandoned_long_work_ends_after_its_current_part(end: str) -> None
             assert (await scene.ask(4)).value == 8
 
 
-async def test_part_of_long_work_in_the_queue_is_ahead_of_a_prediction() -> None:
-    async with playing() as scene:
-        work, long = LongWork("explain"), Long(1)
-        work.part.learn(seconds=4000.0, items=1)
-        long.go.release()
-        explaining = scene.ask(long, work=work)
-        await turns()
-        with pytest.raises(Overloaded, match="4000"):
-            scene.batcher.check_room(scene.work, within(2000))
-        scene.model.go.set()
-        await explaining
-
-
 async def test_long_tasks_run_one_after_another_and_fail_independently() -> None:
     async with playing(held=False) as scene:
 
@@ -341,18 +286,3 @@ async def test_long_tasks_run_one_after_another_and_fail_independently() -> None
         assert (await first).value == "done"
         with pytest.raises(ArithmeticError, match="no explanation"):
             await second
-
-
-async def test_prediction_waits_for_one_part_of_long_work_and_long_work_for_all_parts() -> None:
-    async with playing(held=False) as scene:
-        work, long = LongWork("explain"), Long(1)
-        work.learn(seconds=6000.0, items=1)
-        work.part.learn(seconds=0.001, items=1)
-        explaining = scene.ask(long, work=work)
-        await long.part(1)
-        waiting = scene.ask(1, deadline=within(2000))
-        with pytest.raises(Overloaded, match="s of work are ahead"):
-            await scene.ask(Long(1), deadline=within(2000), work=work)
-        long.go.release()
-        assert (await waiting).value == 2
-        await explaining

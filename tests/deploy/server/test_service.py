@@ -22,17 +22,18 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
+from vitascope.deploy.server.admission import STOPPING, Room
 from vitascope.errors import UserError
 from vitascope.predict.engine import Answers, TorchEngine
 
 
 async def test_overload_is_rejected_with_a_retry_time_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitascope.deploy.server.service.RECENT", 600.0)
+    monkeypatch.setattr("vitascope.deploy.server.admission.RECENT", 600.0)
     engine = HeldEngine()
     async with serving(engine, queue=4, max_batch=2) as client:
         engine.hold()
         accepted = [client.predict(grey(number)) for number in range(4)]
-        await until(lambda: client.app.state.service.in_flight == 4)
+        await until(lambda: client.app.state.service.admission.taken.places == 4)
         rejected = await asyncio.gather(*(client.predict(grey(9)) for _ in range(8)))
         for answer in rejected:
             assert "4 requests are in progress" in refusal(answer, 429)
@@ -43,7 +44,7 @@ async def test_overload_is_rejected_with_a_retry_time_and_recovers(monkeypatch: 
         assert {answer.status_code for answer in await asyncio.gather(*accepted)} == {200}
         assert (await client.predict(grey(5))).status_code == 200
         assert await client.counted("vitascope_refused_total") == 8
-        assert client.app.state.service.in_flight == 0
+        assert client.app.state.service.admission.taken == Room()
     assert sorted(engine.computed()) == [0, 1, 2, 3, 5]
 
 
@@ -89,13 +90,13 @@ async def test_waiting_for_the_event_loop_counts_against_the_deadline(
     async with serving(HeldEngine(), deadline_ms=300_000, **ALL) as client:
         service = client.app.state.service
         advance(1500)  # the loop runs 500 s after it should have measured
-        await until(lambda: service.lag > 300)
+        await until(lambda: service.admission.lag > 300)
         for path in ("/v1/predict", "/v1/embed", "/models/vitascope", *ROUTES):
             sender = Sender(client.app, path=path)
             assert await sender.send(chunks_of(grey(1), 1)) == 429
             assert sender.asked == 0
         advance(1000)
-        await until(lambda: service.lag < 100)
+        await until(lambda: service.admission.lag < 100)
         assert (await client.predict(grey(1))).status_code == 200
 
 
@@ -148,7 +149,7 @@ async def test_server_is_live_during_loading_and_ready_afterwards() -> None:
         assert message == refusal(early, 503)
         assert early.headers["retry-after"] == "1"
         loaded.set()
-        await until(lambda: client.app.state.service.why_not_ready() == "")
+        await until(lambda: client.app.state.service.admission.why_not_ready() == "")
         assert (await client.get("/readyz")).status_code == 200
         assert (await client.predict(grey(1))).status_code == 200
 
@@ -168,7 +169,7 @@ async def test_server_with_a_hanging_model_is_live_but_not_ready() -> None:
     engine = HeldEngine()
     async with serving(engine, stalled_s=0.05) as client:
         hung = await client.holding(engine)
-        await until(lambda: "has not answered" in client.app.state.service.why_not_ready())
+        await until(lambda: "has not answered" in client.app.state.service.admission.why_not_ready())
         assert (await client.get("/livez")).status_code == 200
         assert "the model has not answered for" in refusal(await client.get("/readyz"), 503)
         engine.go.set()
@@ -180,7 +181,7 @@ async def test_stopping_server_rejects_new_requests_and_finishes_accepted_ones()
     engine = HeldEngine()
     async with serving(engine) as client:
         accepted = await client.holding(engine)
-        client.app.state.service.draining = True
+        client.app.state.service.admission.closed = STOPPING
         rejected = await client.predict(grey(2))
         assert "stopping" in refusal(rejected, 503)
         assert rejected.headers["connection"] == "close"

@@ -18,6 +18,7 @@ from tests.deploy.server.served import (
     torch_engine,
     until,
 )
+from vitascope.deploy.server.admission import Room
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
@@ -100,9 +101,9 @@ async def test_queue_and_bodies_are_bounded_together(engine: TorchEngine) -> Non
             assert "1 requests are in progress" in refusal(answer, 429)
         held.go.set()
         assert (await accepted).status_code == 200
-        await until(lambda: service.in_flight == 0)
+        await until(lambda: service.admission.taken.requests == 0)
         assert (await client.post("/models/other/v1/predict", content=picture())).status_code == 200
-        assert service.arriving.bytes == 0  # of all models
+        assert service.admission.taken == Room()  # of all models
 
 
 async def test_server_is_ready_when_all_models_are_and_ends_if_one_cannot_be_loaded(

@@ -34,7 +34,7 @@ from tests.deploy.server.served import (
     until,
 )
 from tests.forked import ending, fork
-from vitascope.deploy.server.uploads import ArrivingBodies
+from vitascope.deploy.server.admission import Room
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.predict.engine import TorchEngine
 
@@ -136,7 +136,7 @@ async def test_compressed_body_is_read_within_the_limit(path: str, engine: Torch
                 assert await status(coding, broken) == 422
             assert await status(coding, compress(bytes(10**7))) == 413
         assert await status("br", content) == 415
-        assert client.app.state.service.arriving == ArrivingBodies()
+        assert client.app.state.service.admission.taken == Room()
 
 
 async def test_form_with_too_many_files_is_rejected(
@@ -201,8 +201,7 @@ async def test_slow_and_stalled_uploads_are_aborted(limit: dict[str, float], eng
             slow = Sender(client.app, path=path)
             assert await slow.send(chunks_of(b"x", 3), end=False) == 408
             assert slow.headers[b"connection"] == b"close"
-        assert client.app.state.service.in_flight == 0
-        assert client.app.state.service.arriving == ArrivingBodies()
+        assert client.app.state.service.admission.taken == Room()
 
 
 async def test_slow_but_steady_upload_succeeds() -> None:
@@ -220,21 +219,21 @@ async def test_stalled_uploads_occupy_no_place_in_the_queue(engine: TorchEngine)
         service = client.app.state.service
         stalled = [Sender(client.app, path=path) for path in EVERY_PATH]
         sending = [asyncio.ensure_future(one.send(chunks_of(b"abc", 1), end=False)) for one in stalled]
-        await until(lambda: service.arriving.bytes == 24)
+        await until(lambda: service.admission.taken.size == 24)
         assert (await client.predict(grey(1))).status_code == 200
         assert (await client.get("/readyz")).status_code == 200
 
         async def overtaken() -> AsyncIterator[bytes]:
-            service.in_flight += 2  # whose bodies are complete before this one
+            service.admission.taken.places += 2  # whose bodies are complete before this one
             yield b"abc"
 
         for path in EVERY_PATH:
             assert await Sender(client.app, RAW, path).send(overtaken()) == 429
-            service.in_flight -= 2
+            service.admission.taken.places -= 2
         for one in stalled:
             one.gone.set()
         await asyncio.gather(*sending)
-        assert service.in_flight == service.arriving.requests == 0
+        assert service.admission.taken == Room()
 
 
 async def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
@@ -242,7 +241,7 @@ async def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
         service = client.app.state.service
         stalled = [Sender(client.app, path=path) for path in ROUTES[:2]]
         sending = [asyncio.ensure_future(one.send(chunks_of(bytes(50_000), 2), end=False)) for one in stalled]
-        await until(lambda: service.arriving.bytes == 200_000)
+        await until(lambda: service.admission.taken.size == 200_000)
         for path in EVERY_PATH:
             if "embed" not in path and "explain" not in path:
                 over = Sender(client.app, path=path)
@@ -251,7 +250,7 @@ async def test_bytes_of_bodies_read_at_once_are_bounded() -> None:
         for one in stalled:
             one.gone.set()
         await asyncio.gather(*sending)
-        assert service.arriving == ArrivingBodies()
+        assert service.admission.taken == Room()
 
 
 async def test_bytes_of_bodies_count_until_their_requests_are_answered() -> None:
@@ -275,7 +274,7 @@ def test_memory_of_bodies_goes_back_to_the_system() -> None:
             sending = [
                 asyncio.ensure_future(one.send(parts_of(bytes(2**16), 200), end=False)) for one in stalled
             ]
-            await until(lambda: client.app.state.service.arriving.bytes == 2000 * 2**16)
+            await until(lambda: client.app.state.service.admission.taken.size == 2000 * 2**16)
             held = resident()  # 131 MB of it are bodies
             for one in stalled:
                 one.gone.set()

@@ -65,9 +65,9 @@ def test_figure_has_the_curve_beside_the_map_and_the_p_value_in_its_title() -> N
     ("change", "message"),
     [
         ({"image": random_images(2, 3, 32, 32)}, "measured on one image, not 2"),
-        ({"heatmap": torch.ones(1, 4, 5)}, r"finite values \(4, 4\), not \(1, 4, 5\)"),
+        ({"heatmap": torch.ones(1, 4, 5)}, r"finite values \(1, 4, 4\), and this one is \(1, 4, 5\)"),
         ({"heatmap": torch.full((4, 4), torch.nan)}, "finite values"),
-        ({"target": FeatureCosine(torch.ones(1, 3))}, "on the probability of a class"),
+        ({"target": FeatureCosine(torch.ones(1, 16))}, "not a FeatureCosine"),
         ({"maps": 0}, "maps must be at least 1, not 0"),
     ],
 )

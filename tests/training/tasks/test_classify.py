@@ -22,6 +22,7 @@ from vitascope.errors import UserError
 from vitascope.model.vit import VisionTransformer
 from vitascope.options.groups import Distillation
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
+from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 from vitascope.weights.preprocess import default_preprocess
@@ -191,12 +192,6 @@ def test_losses_are_computed_in_float32_under_autocast() -> None:
     torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"distillation_token": True, "head": "none"}])
-def test_student_without_a_distillation_token_is_rejected(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="needs a distillation token"):
-        distill().module(small_model(**options))
-
-
 def test_teacher_with_other_channels_is_rejected() -> None:
     grey = Preprocess(image_size=(32, 32), channels=1, mean=(0.5,), std=(0.5,))
     message = r"teacher the teacher takes images of 1 channel \(grey\), the student of 3 channels \(colour\)"
@@ -221,7 +216,7 @@ def test_validation_measures_the_mean_of_both_heads_and_restores_the_mode(tmp_pa
 
 
 def several(**options: Any) -> Classify:
-    return Classify(OURS, criterion="bce", several=True, **options)
+    return Classify(OURS, criterion="bce", kind=LOSSES[ClassSets], **options)
 
 
 def test_the_loss_of_several_classes_is_binary_and_an_image_is_right_with_all_of_them() -> None:
@@ -252,7 +247,7 @@ def test_the_minimum_for_an_absent_class_does_not_depend_on_its_weight(criterion
     targets = torch.tensor([[0.3 if mixed else 1.0, 0.0]]).expand(len(logits), 2)
     lowest = set()
     for weight in (0.1, 1.0, 24.0):
-        task = Classify(OURS, 0.1, criterion, torch.tensor([3.0, weight]), several=True)
+        task = Classify(OURS, 0.1, criterion, torch.tensor([3.0, weight]), kind=LOSSES[ClassSets])
         losses = task.label_losses(torch.stack([torch.zeros_like(logits), logits], dim=1), targets)
         lowest.add(float(logits[losses.argmin()].sigmoid()))
     assert len(lowest) == 1
@@ -268,7 +263,7 @@ def test_a_teacher_of_several_classes_teaches_each_of_them(kind: str) -> None:
     taught = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.1, 4.0], [1.0, 1.0, -1.0]])
     teacher = Teacher(name="the teacher", model=with_preprocess(Taught(), OURS))
     options = Distillation(distill=kind, distill_weight=1.0, temperature=2.0)
-    task = Distill(OURS, 0.1, "bce", None, True, options=options, teacher=teacher)
+    task = Distill(OURS, 0.1, "bce", None, LOSSES[ClassSets], options=options, teacher=teacher)
     module, batch = task.module(student()), examples(SETS)
     loss, sums = task.loss(module, batch)
     _, by_teacher = module(OURS.normalize(batch.images))

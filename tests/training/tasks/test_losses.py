@@ -11,7 +11,8 @@ from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.options.groups import Balance
 from vitascope.options.recipes import TrainConfig
-from vitascope.training.tasks.classify import asymmetric_loss, class_weights_of, focal_loss
+from vitascope.training.tasks.classify import class_weights_of
+from vitascope.training.tasks.losses import asymmetric_loss, binary_focal_loss, focal_loss
 
 B, K = 16, 5
 LOGITS = 4 * torch.randn(B, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -24,7 +25,7 @@ def test_the_focal_loss_of_one_class_weakens_what_is_easy() -> None:
     """Equation 4 of Lin et al. (2017) with p of the softmax."""
     shares = F.one_hot(CLASSES, K).double()
     p = LOGITS.softmax(dim=1)[torch.arange(B), CLASSES]
-    torch.testing.assert_close(focal_loss(LOGITS, shares, several=False), -((1 - p) ** 2) * p.log())
+    torch.testing.assert_close(focal_loss(LOGITS, shares), -((1 - p) ** 2) * p.log())
 
 
 def reference(logits: Tensor, present: Tensor) -> Tensor:
@@ -43,8 +44,8 @@ def test_the_asymmetric_loss_is_that_of_the_paper() -> None:
 def test_sure_answers_have_finite_losses_and_gradients(scale: float) -> None:
     logits = torch.full((B, K), scale, dtype=torch.float32, requires_grad=True)
     targets = PRESENT.float()
-    loss = focal_loss(logits, targets, several=True).sum() + asymmetric_loss(logits, targets).sum()
-    loss = loss + focal_loss(logits, F.one_hot(CLASSES, K).float(), several=False).sum()
+    loss = binary_focal_loss(logits, targets).sum() + asymmetric_loss(logits, targets).sum()
+    loss = loss + focal_loss(logits, F.one_hot(CLASSES, K).float()).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.isfinite()
     assert gradient.isfinite().all()
@@ -55,7 +56,7 @@ def test_weights_multiply_the_classes_that_apply() -> None:
     only_second = torch.zeros(1, K, dtype=torch.float64)
     only_second[0, 1] = 1
     nothing = torch.zeros_like(only_second)
-    for loss in (asymmetric_loss, lambda *args: focal_loss(args[0], args[1], True, *args[2:])):
+    for loss in (asymmetric_loss, binary_focal_loss):
         logits = LOGITS[:1]
         for weight in (None, weights):
             torch.testing.assert_close(loss(logits, nothing, weight), loss(logits, nothing))

@@ -1,6 +1,7 @@
 """OpenCLIP's files, against its forward pass written out with PyTorch's own attention."""
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+import tests.torchvision_operators  # noqa: F401 - open_clip imports torchvision
 import vitascope as vs
 from tests.model import randomize
-from tests.text import write_words
-from vitascope.text.tower import read_tower
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import open_source
 from vitascope.weights.mapping import rows
 
 WIDTH, SHARED, DEPTH, CONTEXT, SIDE, PATCH, TOKENS = 128, 12, 2, 10, 32, 8, 40
@@ -102,21 +101,18 @@ def normed(state: State, name: str, x: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], eps)
 
 
-def blocks(
-    state: State, prefix: str, x: Tensor, heads: int, act: Any, eps: float, mask: Tensor | None
-) -> Tensor:
+def blocks(state: State, x: Tensor, act: Any, eps: float) -> Tensor:
     """The residual blocks, with PyTorch's `multi_head_attention_forward`: (B, T, D) -> (B, T, D)."""
     for layer in range(DEPTH):
-        place = f"{prefix}transformer.resblocks.{layer}."
+        place = f"visual.transformer.resblocks.{layer}."
         one: Any = state.get(f"{place}ls_1.gamma", 1.0)
         two: Any = state.get(f"{place}ls_2.gamma", 1.0)
         y = normed(state, f"{place}ln_1", x, eps).transpose(0, 1)
         inward, outward = ([state[f"{place}attn.{name}{kind}"] for kind in ("weight", "bias")]
                            for name in ("in_proj_", "out_proj."))  # fmt: skip
         mixed, _ = F.multi_head_attention_forward(
-            *(y, y, y, y.shape[-1], heads, *inward, None, None, False, 0.0, *outward),
+            *(y, y, y, WIDTH, WIDTH // 64, *inward, None, None, False, 0.0, *outward),
             need_weights=False,
-            attn_mask=mask,
         )
         x = x + mixed.transpose(0, 1) * one
         y = normed(state, f"{place}ln_2", x, eps)
@@ -130,30 +126,11 @@ def image_vectors(state: State, images: Tensor, act: Any, eps: float, pool: str)
     token = state["visual.class_embedding"].expand(len(images), 1, -1)
     x = torch.cat([token, patches], dim=1) + state["visual.positional_embedding"]
     x = normed(state, "visual.ln_pre", x, eps) if "visual.ln_pre.weight" in state else x
-    x = blocks(state, "visual.", x, WIDTH // 64, act, eps, None)
+    x = blocks(state, x, act, eps)
     if pool == "mean, then norm":
         return normed(state, "visual.ln_post", x[:, 1:].mean(dim=1), eps) @ state["visual.proj"]
     x = normed(state, "visual.ln_post", x, eps)
     return (x[:, 0] if pool == "class" else x[:, 1:].mean(dim=1)) @ state["visual.proj"]
-
-
-def text_vectors(
-    state: State,
-    tokens: Tensor,
-    act: Any,
-    *,
-    prefix: str = "",
-    eps: float = 1e-5,
-    causal: bool = True,
-    last: bool = False,
-) -> Tensor:
-    x = state[f"{prefix}token_embedding.weight"][tokens] + state[f"{prefix}positional_embedding"]
-    mask = torch.full((CONTEXT, CONTEXT), -torch.inf, dtype=x.dtype).triu(1) if causal else None
-    x = normed(state, f"{prefix}ln_final", blocks(state, prefix, x, 3, act, eps, mask), eps)
-    x = x[:, -1] if last else x[torch.arange(len(x)), tokens.argmax(dim=1)]
-    if f"{prefix}text_projection" in state:
-        return x @ state[f"{prefix}text_projection"]
-    return F.linear(x, state[f"{prefix}text_projection.weight"], state[f"{prefix}text_projection.bias"])
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -165,43 +142,27 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 
 TANH = {"act_kwargs": {"approximate": "tanh"}, "norm_kwargs": {"eps": 1e-6}}
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "plain": ({}, {}, {}),
-    "quick GELU": ({}, {}, {"quick_gelu": True}),
-    "tanh, another epsilon": (TANH, TANH, {}),
-    "scales, no first norm": ({"ls_init_value": 0.1, "no_ln_pre": True}, {"ls_init_value": 0.1}, {}),
-    "mean": ({"pool_type": "avg"}, {}, {}),
-    "mean, then norm": ({"pool_type": "avg", "final_ln_after_pool": True}, {}, {}),
-    "SigLIP's texts": (
-        {},
-        {"no_causal_mask": True, "proj_bias": True, "pool_type": "last", **TANH},
-        {"custom_text": True, "init_logit_bias": -10},
-    ),
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "quick GELU": ({}, {"quick_gelu": True}),
+    "tanh, another epsilon": (TANH, {}),
+    "scales, no first norm": ({"ls_init_value": 0.1, "no_ln_pre": True}, {}),
+    "mean": ({"pool_type": "avg"}, {}),
+    "mean, then norm": ({"pool_type": "avg", "final_ln_after_pool": True}, {}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_vectors_are_those_of_the_written_out_forward_pass(tmp_path: Path, name: str) -> None:
-    vision, text, options = CASES[name]
-    state = write(tmp_path / "clip", vision=vision, text=text, **options)
+    vision, options = CASES[name]
+    state = write(tmp_path / "clip", vision=vision, text={}, **options)
     images = torch.randn(3, 3, SIDE, SIDE, dtype=torch.float64)
-    tokens = torch.randint(0, TOKENS, (4, CONTEXT))
-    act = quick_gelu if options.get("quick_gelu") else F.gelu
+    act = quick_gelu if options.get("quick_gelu") else tanh_gelu if "act_kwargs" in vision else F.gelu
     model = vs.from_pretrained(tmp_path / "clip").double()
     pool = name if name.startswith("mean") else "class"
-    acts = [tanh_gelu if "act_kwargs" in each else act for each in (vision, text)]
-    eps = [1e-6 if "norm_kwargs" in each else 1e-5 for each in (vision, text)]
-    expected = image_vectors(state, images, acts[0], eps[0], pool)
+    expected = image_vectors(state, images, act, 1e-6 if "norm_kwargs" in vision else 1e-5, pool)
     torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-10)
-    tower = read_tower(open_source(tmp_path / "clip")).double()
-    siglip = bool(options) and "custom_text" in options
-    theirs = text_vectors(
-        state, tokens, acts[1], prefix="text." * siglip, eps=eps[1], causal=not siglip, last=siglip
-    )
-    torch.testing.assert_close(tower(tokens), theirs, rtol=0, atol=1e-10)
-    assert tower.config.independent == siglip
-    assert tower.scale.item() == state["logit_scale"].item()
 
 
 def test_outputs_are_an_embedding_with_the_preprocessing_of_the_file(tmp_path: Path) -> None:
@@ -245,65 +206,88 @@ def test_vision_models_of_timm_have_timms_names(tmp_path: Path) -> None:
     assert torch.equal(model(images), trunk(images))
 
 
-def test_zero_shot_classifier_of_a_file_with_clips_tokenizer(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed (vitascope[text])")
-    tokens = write_words(tmp_path / "clip")
-    write(tmp_path / "clip", vision={}, text={"vocab_size": tokens})
-    model = vs.zero_shot(tmp_path / "clip", ["cat", "dog"])
-    assert model(torch.randn(1, 3, SIDE, SIDE)).shape == (1, 2)
+SIGLIP = {"no_causal_mask": True, "proj_bias": True, "pool_type": "last", **TANH}
+WORDS = 49_408
+"""The tokens of OpenCLIP's own tokenizer."""
 
 
 @pytest.mark.parametrize(
-    ("section", "change", "reason"),
+    ("text", "options"), [({}, {}), (SIGLIP, {"custom_text": True, "init_logit_bias": -10})]
+)
+@torch.no_grad()
+def test_zero_shot_classifier_has_the_logits_of_open_clip(
+    tmp_path: Path, text: dict[str, Any], options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    open_clip = pytest.importorskip("open_clip", reason="open_clip is not installed (vitascope[text])")
+    write(tmp_path, vision={}, text={"vocab_size": WORDS, **text}, **options)
+    names, handlers = ["a cat", "two dogs", "a very long name " * CONTEXT], logging.root.handlers[:]
+    model = vs.zero_shot(tmp_path, names, prompts="{}")
+    assert f"longer than {CONTEXT} tokens, and cut: 'a very long" in caplog.text
+    assert logging.root.handlers == handlers
+    theirs = open_clip.create_model(f"local-dir:{tmp_path}").eval()
+    tokens = open_clip.get_tokenizer(f"local-dir:{tmp_path}")(names)
+    images = torch.randn(2, 3, SIDE, SIDE)
+    torch.testing.assert_close(model(images), theirs.get_logits(images, tokens)[0], rtol=0, atol=1e-5)
+    assert model.config.outputs == ("independent" if options else "exclusive")
+
+
+def test_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("open_clip", reason="open_clip is not installed (vitascope[text])")
+    write(tmp_path, vision={}, text={})
+    with pytest.raises(CheckpointError, match=f"a tokenizer of {WORDS} tokens for a text model of {TOKENS}"):
+        vs.zero_shot(tmp_path, ["cat", "dog"])
+
+
+def test_text_model_that_open_clip_cannot_load_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("open_clip", reason="open_clip is not installed (vitascope[text])")
+    write(tmp_path, vision={}, text={})
+    path = tmp_path / "open_clip_config.json"
+    for change in ({"layers": 1}, {"surprise": 1}):
+        config = json.loads(path.read_text())
+        config["model_cfg"]["text_cfg"] |= change
+        path.write_text(json.dumps(config))
+        with pytest.raises(vs.UserError, match="cannot be loaded by open_clip: ") as caught:
+            vs.zero_shot(tmp_path, ["cat", "dog"])
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
     [
-        ("vision_cfg", {"attentional_pool": True}, "attentional_pool True in vision_cfg; only False is read"),
-        ("vision_cfg", {"layers": [3, 4, 6, 3]}, "a ResNet: only ViTs are read"),
-        ("vision_cfg", {"qk_norm": True}, "unknown qk_norm True in vision_cfg"),
-        ("vision_cfg", {"pool_type": "none"}, "pool_type 'none' is none of tok, avg"),
-        ("vision_cfg", {"act_kwargs": {"x": 1}}, "act_kwargs"),
-        ("vision_cfg", {"norm_kwargs": {"x": 1}}, "norm_kwargs"),
-        ("vision_cfg", {"timm_model_name": "vit_base_patch16_224"}, "only those with timm_pool 'map'"),
-        ("vision_cfg", {"width": "128"}, "width '128' in vision_cfg is not a number"),
-        ("vision_cfg", {"norm_kwargs": [1]}, r"norm_kwargs \[1\] in vision_cfg is not an object"),
-        ("vision_cfg", {"act_kwargs": "tanh"}, "act_kwargs 'tanh' in vision_cfg is not an object"),
-        ("vision_cfg", {"pool_type": ["tok"]}, r"pool_type \['tok'\] in vision_cfg is not a text"),
-        ("vision_cfg", {"no_ln_pre": "no"}, "no_ln_pre 'no' in vision_cfg is not true or false"),
-        ("vision_cfg", {"width": 0}, "width 0 is not a positive whole number"),
-        ("vision_cfg", {"head_width": 1.5}, "head_width 1.5 is not a positive whole number"),
-        (
-            "text_cfg",
-            {"hf_model_name": "roberta-base"},
-            "hf_model_name 'roberta-base' in text_cfg; only None is read",
-        ),
-        ("text_cfg", {"embed_cls": True}, "embed_cls True in text_cfg; only False is read"),
-        ("text_cfg", {"pool_type": "mean"}, "pool_type 'mean' is none of"),
-        ("text_cfg", {"layers": 1}, "not a complete text model"),
-        ("text_cfg", {"surprise": 1}, "unknown surprise 1 in text_cfg"),
-        ("text_cfg", {"tokenizer_kwargs": "lower"}, "tokenizer_kwargs 'lower' in text_cfg is not an object"),
-        ("text_cfg", {"pool_type": [1]}, r"pool_type \[1\] in text_cfg is not a text"),
+        ({"attentional_pool": True}, "attentional_pool True in vision_cfg; only False is read"),
+        ({"layers": [3, 4, 6, 3]}, "a ResNet: only ViTs are read"),
+        ({"qk_norm": True}, "unknown qk_norm True in vision_cfg"),
+        ({"pool_type": "none"}, "pool_type 'none' is none of tok, avg"),
+        ({"act_kwargs": {"x": 1}}, "act_kwargs"),
+        ({"norm_kwargs": {"x": 1}}, "norm_kwargs"),
+        ({"timm_model_name": "vit_base_patch16_224"}, "only those with timm_pool 'map'"),
+        ({"width": "128"}, "width '128' in vision_cfg is not a number"),
+        ({"norm_kwargs": [1]}, r"norm_kwargs \[1\] in vision_cfg is not an object"),
+        ({"act_kwargs": "tanh"}, "act_kwargs 'tanh' in vision_cfg is not an object"),
+        ({"pool_type": ["tok"]}, r"pool_type \['tok'\] in vision_cfg is not a text"),
+        ({"no_ln_pre": "no"}, "no_ln_pre 'no' in vision_cfg is not true or false"),
+        ({"width": 0}, "do not describe a model .ZeroDivisionError"),
+        ({"head_width": 1.5}, "num_heads must be a whole number"),
     ],
 )
-def test_models_that_are_not_read_are_rejected(
-    tmp_path: Path, section: str, change: dict[str, Any], reason: str
-) -> None:
+def test_models_that_are_not_read_are_rejected(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     write(tmp_path / "clip", vision={}, text={})
     path = tmp_path / "clip" / "open_clip_config.json"
     config = json.loads(path.read_text())
-    config["model_cfg"][section].update(change)
+    config["model_cfg"]["vision_cfg"].update(change)
     path.write_text(json.dumps(config))
-    read: Any = {"vision_cfg": vs.from_pretrained, "text_cfg": lambda ref: read_tower(open_source(ref))}
     with pytest.raises(CheckpointError, match=reason):
-        read[section](tmp_path / "clip")
+        vs.from_pretrained(tmp_path / "clip")
 
 
 @pytest.mark.parametrize(
     ("preprocess", "reason"),
     [
-        ([0.5], r"preprocess_cfg \[0.5\] in open_clip_config.json is no object"),
+        ([0.5], "do not describe a model .AttributeError"),
         ({"mean": 0.5}, "mean 0.5 in preprocess_cfg is not a list"),
         ({"mean": ["a"]}, "mean must be a list of numbers, not"),
         ({"size": "32"}, "size '32' in preprocess_cfg is not a number or a list"),
-        ({"size": ["a"]}, r"preprocess_cfg: \['a'\] is not a size"),
+        ({"size": ["a"]}, "do not describe a model .ValueError"),
         ({"resize_mode": []}, r"resize_mode \[\] in preprocess_cfg is not a text"),
         ({"interpolation": "area"}, "interpolation 'area'"),
     ],

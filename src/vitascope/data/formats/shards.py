@@ -342,7 +342,7 @@ def samples(shard: ShardFile) -> list[ShardSample]:
     the cache, because reading all headers fetches the whole object."""
     if not isinstance(shard, RemoteObject):
         return _samples(shard)
-    found = cache.kept(shard, "samples 2", lambda: json.dumps(_samples(shard)).encode())
+    found = cache.kept(shard, "samples 3", lambda: json.dumps(_samples(shard)).encode())
     return [ShardSample(*row) for row in json.loads(found)]
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from vitascope.data.formats.table_file import TableFile, read_table
 from vitascope.data.formats.table_labels import Labels
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.splits import ImageSet, Inventory, divided_groups
+from vitascope.data.stored import TableImage
 from vitascope.data.table_options import (
     AS_RECOGNIZED,
     LISTED,
@@ -72,20 +73,6 @@ class Table(DataFormat):
         note = _note(file, roles, labels)
         no_labels = f"{note}; name the column of labels: columns label=COLUMN" if labels is None else note
         return Inventory(tuple(sets), 3, root, tuple(unused), notes=(note,), unlabelled=no_labels)
-
-
-class TableImage(str):
-    """The path of an image, with the cells of its row."""
-
-    __slots__ = ("cells",)
-    cells: tuple[str, ...]
-
-    @classmethod
-    def of(cls, path: str, cells: Sequence[str]) -> Self:
-        """The image of a path, with these cells."""
-        image = cls(path)
-        image.cells = tuple(cells)
-        return image
 
 
 def images_of_table(place: Path, options: TableOptions = AS_RECOGNIZED, *, keep: bool = False) -> list[str]:

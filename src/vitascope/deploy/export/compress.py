@@ -12,22 +12,23 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from torch import Tensor
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
+from vitascope.data.measures import PairedMeasure
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.errors import UserError
 from vitascope.evaluation.evaluate import MAX_DROP, splits_of_data, splits_of_run
-from vitascope.evaluation.measure import batches_of, check_targets, measure
+from vitascope.evaluation.measure import batches_of, measure
 from vitascope.model.hardware import resolve_device
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.engine import TorchEngine
 from vitascope.predict.throughput import take_turns, timed_step
-from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_new_folder, new_folder
@@ -90,8 +91,8 @@ def compress(
     heads: int | None = None,
     mlp_ratio: float | None = None,
     data: str | os.PathLike[str] | None = None,
-    num_images: int = 512,
-    batch_size: int = 8,
+    num_images: Annotated[int, Range(ge=1)] = 512,
+    batch_size: Annotated[int, Range(ge=1)] = 8,
     precision: str = "auto",
     device: str = "auto",
 ) -> CompressionResult:
@@ -122,10 +123,6 @@ def compress(
     pruned = heads is not None or mlp_ratio is not None
     if not pruned and merge is None:
         raise UserError("nothing to compress: give merge, heads or mlp_ratio")
-    if num_images < 1:
-        raise UserError(f"the number of images must be at least 1, not {num_images}")
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1, not {batch_size}")
     out = Path(out)
     check_new_folder(out)
     model, run = load_with_run(model)
@@ -138,7 +135,7 @@ def compress(
     )  # before anything is written
     for each in (train, images):
         if each is not None:
-            check_targets(model.config.outputs, each)
+            each.truth.check_outputs(model.config.outputs, each.noun)
     smaller: VisionModel = model
     if pruned:
         assert train is not None

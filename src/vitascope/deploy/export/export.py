@@ -113,7 +113,7 @@ class ExportResult:
         )
         if self.features:
             return f"features, float32 (batch, {config.feature_dim}){heatmap}"
-        independent = " of independent classes" * (config.outputs == "independent")
+        independent = " of independent classes" * bool(config.decision_thresholds)
         trust = self.model.trust if self.views == 1 else None
         averaged = f" (the mean of {self.views} views)" * (self.views > 1)
         known = "" if trust is None or trust.familiarity is None else ", and familiarity, float32 (batch)"
@@ -418,7 +418,7 @@ def usage(
     """A program without vitascope that prints the class of `cat.jpg`, its classes if it has several, or the
     shape of its features; of a calibrated model also the set of classes, and whether it is unfamiliar. It
     reads pictures as `data.decoding` does."""
-    several = config.outputs == "independent"
+    several = bool(config.decision_thresholds)
     keys = [] if features else ["class_names"] * bool(config.class_names) + ["thresholds"] * several
     sets = {} if features or trust is None else sets_of(trust)
     keys += ["sets"] * bool(sets)

@@ -177,8 +177,6 @@ def silenced() -> Iterator[None]:
 
 def check_path(path: Path, suffix: str, *beside: str) -> None:
     """Reject another suffix, and what exists; files of the suffixes `beside` belong to the new one."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a new file: {path / f'model{suffix}'}")
     if path.suffix != suffix:
         raise UserError(f"{path}: files of this format end in {suffix}: {path.with_suffix(suffix)}")
     for file in (path.with_suffix(each) for each in (suffix, *beside)):

@@ -37,8 +37,6 @@ def calibration_batches(
     engine: ExportedEngine, sources: Sequence[ImageSource], count: int, seed: int
 ) -> list[Batch]:
     """Up to `count` readable pictures, drawn by `seed`, as the graph takes them: (1, H, W, C) each."""
-    if count < 1:
-        raise UserError(f"calibration needs at least 1 picture, not {count}")
     preprocess = engine.preprocess
     if engine.input == "pictures":  # keep what the graph will crop: small, but the model sees the same
         size, crop_pct = preprocess.resize_to, preprocess.crop_pct

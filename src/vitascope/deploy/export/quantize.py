@@ -19,12 +19,14 @@ import os
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
-from vitascope.arguments import checked
+from vitascope.arguments import Range, checked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.decoding import ImageSource, as_pictures
+from vitascope.data.measures import PairedMeasure
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
@@ -36,7 +38,6 @@ from vitascope.formatting import counted
 from vitascope.model.vision_model import VisionModel
 from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
 from vitascope.predict.throughput import take_turns
-from vitascope.run.measures import PairedMeasure
 from vitascope.run.predictions import paired
 from vitascope.run.run import Run, load_with_run
 from vitascope.storage import check_room, make_folder, temporary_folder
@@ -126,8 +127,8 @@ def quantize(
     dynamic_resolution: bool = False,
     data: str | os.PathLike[str] | None = None,
     calibration: str | os.PathLike[str] | None = None,
-    calibration_images: int = CALIBRATION_IMAGES,
-    max_drop: float = MAX_DROP,
+    calibration_images: Annotated[int, Range(ge=1)] = CALIBRATION_IMAGES,
+    max_drop: Annotated[float, Range(ge=0, le=1)] = MAX_DROP,
 ) -> QuantizationResult:
     """Export a model in int8, and compare it with fp32 on labelled images.
 
@@ -153,8 +154,6 @@ def quantize(
     kind = FORMATS[format]
     path = default_path(model, f"-int8{kind.suffix}") if path is None else Path(path)
     check_path(path, kind.suffix, *kind.beside)
-    if not 0 <= max_drop <= 1:
-        raise UserError(f"max_drop is a share from 0 to 1, not {max_drop:g}")
     model, run = load_with_run(model)
     if not model.config.gives_classes:
         raise UserError("int8 is measured by the accuracy of classes, and this model has no head for classes")
@@ -208,14 +207,12 @@ def quantize_file(
     calibration_images: int = CALIBRATION_IMAGES,
     max_drop: float = MAX_DROP,
 ) -> QuantizationResult:
-    """Write the int8 file of an exported model, and measure both on `test`, labelled images.
+    """Write the int8 file of an exported model in fp32, and measure both on `test`, labelled images.
 
     `calibration_images` of the pictures in `calibration`, which needs no labels, give the ranges.
     """
-    write = check_files(source, target)
+    write = WRITERS[source.suffix]
     plain = open_exported(source, precision="fp32")
-    if plain.stored_precision != "fp32":
-        raise UserError(f"{source} is {plain.stored_precision} already")
     pictures = calibration_batches(plain, as_pictures(calibration), calibration_images, seed=0)
     metadata = plain.metadata | {
         "precision": json.dumps("int8"),
@@ -256,17 +253,6 @@ def quantize_file(
         f"{high:.2%}), and {max_drop:.2%} are allowed; calibrate with more pictures, or with typical ones, "
         "measure on more, or allow a larger drop"
     )
-
-
-def check_files(source: Path, target: Path) -> Writer:
-    """The writer of two files' format; rejects other files, and a target that exists."""
-    if source.suffix not in WRITERS:
-        raise UserError(f"{source}: int8 is for files that end in {' or '.join(WRITERS)}")
-    if target.suffix != source.suffix:
-        raise UserError(f"{target}: the int8 file of {source.name} ends in {source.suffix}")
-    kind = next(kind for kind in FORMATS.values() if kind.suffix == target.suffix)
-    check_path(target, kind.suffix, *kind.beside)
-    return WRITERS[source.suffix]
 
 
 def worst(losses: Mapping[str, float], share: float) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -19,7 +20,7 @@ from vitascope.arguments import checked
 from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import default_path, evenly_spaced, images_to_compare, own_tests
 from vitascope.deploy.export.formats import check_path
-from vitascope.deploy.page.browser import find_browser
+from vitascope.deploy.page.browser import MissingBrowserError
 from vitascope.deploy.page.document import document, programs
 from vitascope.deploy.page.packing import (
     BYTES,
@@ -45,6 +46,7 @@ from vitascope.run.run import load_with_run
 from vitascope.storage import check_room, make_folder, replacing
 from vitascope.weights.agreement import Agreement, agreement
 
+log = logging.getLogger(__name__)
 MOST_MB = 256
 """Of a page; a browser holds its text, and the weights as float32 beside it."""
 COMPARED = 8
@@ -106,7 +108,8 @@ def page(
     """Write a model as one HTML file: the attention explorer, with the model computing in the browser.
 
     The file needs no server and no network. It gets its name only if a headless browser, opening it from the
-    disk, computes the outputs of torch, of both models if there are two.
+    disk, computes the outputs of torch, of both models if there are two. Without Playwright (the extra
+    `page`) or a browser, it is written unproved, with a warning.
 
     Args:
         model: a Vision Transformer, or a MODEL reference.
@@ -125,12 +128,11 @@ def page(
 
     Raises:
         CheckpointError: as `from_pretrained`.
-        UserError: a model that a page cannot hold, or that is too large for one; a file that exists; no
-            browser; a picture that cannot be read; outputs that differ.
+        UserError: a model that a page cannot hold, or that is too large for one; a file that exists; a
+            picture that cannot be read; a page that fails in the browser; outputs that differ.
     """
     path = default_path(model, ".html") if path is None else Path(path)
     check_path(path, ".html")
-    program = None if unproved else find_browser(browser)
     refs = [model] if beside is None else [model, beside]
     labels = [""] if beside is None else [reference(model) or "model", reference(beside) or "beside"]
     loaded = [load_with_run(ref) for ref in refs]
@@ -154,7 +156,12 @@ def page(
             names = [each.engine.name or each.engine.architecture for each in models]
             title = f"{' and '.join(names)} – vitascope"  # until the explorer has started
             file.writelines(document(title, page_data(models, weights, offered), contents))
-        proofs = [None] * len(models) if program is None else prove(program, aside, models, path.name)
+        proofs: Sequence[Proof | None] = [None] * len(models)
+        try:
+            if not unproved:
+                proofs = prove(None if browser is None else os.fspath(browser), aside, models, path.name)
+        except MissingBrowserError as error:
+            log.warning("%s is written, but not proved in a browser: %s, and write it again", path, error)
     first, *others = [
         ModelResult(
             rounding=agreement(
@@ -237,7 +244,7 @@ def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
     if engine.num_classes:
         about["methods"] = {name: METHODS[name].title for name in CLASS_MAPS}
         about["explained"] = {"method": CLASS_MAPS[0], "classes": []}
-        about["thresholds"] = list(engine.thresholds) if engine.several else None
+        about["thresholds"] = list(engine.thresholds) or None
         if engine.model.trust is not None:
             about["trust"] = sets_of(engine.model.trust)
     else:

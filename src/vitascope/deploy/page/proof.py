@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import io
-import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +66,8 @@ async (source) => {
 class Computed:
     """What a browser computed with a page."""
 
+    browser: str
+    """Its name and version."""
     outputs: Tensor
     """Logits (n, K) or, without a head, features (n, D), of n pictures."""
     pixels: int
@@ -83,10 +86,8 @@ class Computed:
 class Proof:
     """What a browser computed with a page, beside torch."""
 
-    browser: str
-    """The program."""
     computed: Computed
-    """Its answers."""
+    """The browser's answers."""
     agreement: Agreement
     """The page against the model with the page's weights, in torch."""
     probabilities: float
@@ -146,10 +147,11 @@ def model_outputs(model: VisionModel, pictures: Sequence[ComparedPicture]) -> Te
     return torch.cat([model(preprocess.normalize(picture.pixels)) for picture in pictures])
 
 
-def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> list[Proof]:
+def prove(program: str | None, file: Path, models: Sequence[HeldModel], name: str) -> list[Proof]:
     """Compare what a page, to be called `name`, computes in a browser with its models in torch.
 
     Raises:
+        MissingBrowserError: no Playwright or no browser.
         BrowserError: errors in the page, requests over the network, or no answer.
         UserError: outputs that differ.
     """
@@ -158,7 +160,6 @@ def prove(program: str, file: Path, models: Sequence[HeldModel], name: str) -> l
     for model, answers in zip(models, all_answers, strict=True):
         expected, outputs = model.outputs, answers.outputs
         proof = Proof(
-            browser=Path(program).name,
             computed=answers,
             agreement=agreement(expected, outputs, TOLERANCES["pictures"], model.compared),
             probabilities=probabilities_apart(model.rounded, outputs, expected),
@@ -184,33 +185,40 @@ def check_familiarity(found: Tensor | None, model: HeldModel, name: str) -> None
 
 
 def computed_in_browser(
-    program: str, file: Path, models: Sequence[tuple[VisionTransformer, Sequence[ComparedPicture]]]
+    program: str | None, file: Path, models: Sequence[tuple[VisionTransformer, Sequence[ComparedPicture]]]
 ) -> list[Computed]:
     """Open a page from the disk in a browser without a network, and have each of its models compute its
-    pictures, one by one; raises BrowserError as `prove`."""
-    work = sum(len(pictures) * model.config.flops for model, pictures in models)
-    with opened(program, file.absolute().as_uri(), len(models) * PATIENCE + work / SLOWEST) as tab:
-        found = [
-            computed_by(tab, source, model, pictures)
-            for source, (model, pictures) in zip(SOURCES, models, strict=False)
-        ]
-        if tab.faults:
-            raise BrowserError(f"the page failed in the browser: {tab.faults[0]}")
-    return found
+    pictures, one by one; raises MissingBrowserError and BrowserError as `prove`."""
+    patience = PATIENCE + max(model.config.flops for model, _ in models) / SLOWEST
+
+    def compute() -> list[Computed]:
+        with opened(program, file.absolute().as_uri(), patience) as tab:
+            answers = [
+                computed_by(tab, source, model, pictures)
+                for source, (model, pictures) in zip(SOURCES, models, strict=False)
+            ]
+            if tab.faults:
+                raise BrowserError(f"the page failed in the browser: {tab.faults[0]}")
+        return answers
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return compute()
+    with ThreadPoolExecutor(1) as pool:  # in a notebook, in whose thread Playwright does not work
+        return pool.submit(compute).result()
 
 
 def computed_by(
     tab: Tab, source: str, model: VisionTransformer, pictures: Sequence[ComparedPicture]
 ) -> Computed:
     """Have one of a page's models compute pictures."""
-    ready = tab.evaluate(f"({READY})({json.dumps(source)})")
-    found = [
-        tab.evaluate(f"({ASK})({json.dumps([base64.b64encode(picture.png).decode(), source])})")
-        for picture in pictures
-    ]
+    ready = tab.evaluate(READY, source)
+    found = [tab.evaluate(ASK, [base64.b64encode(picture.png).decode(), source]) for picture in pictures]
     height, width = model.config.tiled_hw(model.config.image_hw)
     seen = torch.stack([picture.pixels[0, :, :height, :width].flatten() for picture in pictures])
     return Computed(
+        browser=tab.name,
         outputs=torch.tensor([list(map(float, each["outputs"])) for each in found]),
         pixels=int((torch.tensor([each["pixels"] for each in found]) - seen.int()).abs().max()),
         kernel=ready["kernel"],

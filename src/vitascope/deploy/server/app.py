@@ -7,8 +7,6 @@ and socket takes as long as the model.
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -27,13 +25,14 @@ except ModuleNotFoundError:
 
 from vitascope._version import __version__
 from vitascope.deploy.server import explorer, openapi
-from vitascope.deploy.server.batcher import Outcome, Work
+from vitascope.deploy.server.admission import OPENAI, SECURITY, Rejection, response_to
+from vitascope.deploy.server.batcher import Expired, Outcome, Work
 from vitascope.deploy.server.middleware import RequestMiddleware
 from vitascope.deploy.server.open_inference import oip
 from vitascope.deploy.server.protocols import huggingface, kserve, openai
-from vitascope.deploy.server.rejections import OPENAI, SECURITY, Rejection, response_to
-from vitascope.deploy.server.service import BESIDE, COMPUTED, NAMED, Service
+from vitascope.deploy.server.service import BESIDE, COMPUTED, NAMED, Service, answer
 from vitascope.deploy.server.settings import Settings
+from vitascope.deploy.server.uploads import read_uploads
 from vitascope.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def of_protocol(name: str, service: Service, statuses: Collection[int]) -> APIRo
 
 async def check_parameters(request: Request) -> None:
     """Reject query parameters that a route of the model does not know, or that are given twice (422)."""
-    if not request.app.state.service.model_of(request.scope["path"])[1].startswith(COMPUTED):
+    if COMPUTED not in request.scope["route"].path:
         return
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     given = request.query_params.multi_items()
@@ -174,14 +173,14 @@ def public(app: FastAPI, service: Service) -> APIRouter:
     @routes.get("/livez", responses={200: {"model": openapi.Health}})
     async def live() -> Response:
         """200 as long as the process answers, whatever the model does."""
-        return _json({"status": "live"})
+        return answer({"status": "live"})
 
     @routes.get("/readyz", responses={200: {"model": openapi.Health}, **openapi.errors(503)})
     async def ready() -> Response:
         """200 if requests should be sent here now."""
-        if reason := service.why_not_ready():
+        if reason := service.admission.why_not_ready():
             raise Rejection(503, reason)
-        return _json({"status": "ready"})
+        return answer({"status": "ready"})
 
     @routes.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -201,7 +200,7 @@ def description(service: Service) -> APIRouter:
         """The model: its classes, its preprocessing, its precision and device; and the server's limits."""
         engine = service.engine
         limits = {name: getattr(service.settings, name) for name in openapi.Limits.model_fields}
-        return _json(
+        return answer(
             {
                 "name": engine.name,
                 "architecture": engine.architecture,
@@ -260,7 +259,7 @@ def predictions(service: Service) -> APIRouter:
             probabilities, *familiarity = answer
             scores, indices = probabilities.topk(min(top_k, len(probabilities)))
             found = {"predictions": named(list(zip(indices.tolist(), scores.tolist(), strict=True)))}
-            if service.engine.several:
+            if service.engine.thresholds:
                 found["labels"] = named(selection.of(service.engine, probabilities[None])[0])
             if service.engine.sets is not None:
                 known = familiarity[0][None] if familiarity else None
@@ -288,18 +287,12 @@ def predictions(service: Service) -> APIRouter:
         form: Annotated[Literal["json", "png"], Query(alias="format")] = "json",
     ) -> Response:
         """A heatmap of where the model looks, as numbers or as a picture."""
-        from vitascope.deploy.server.attention_pack import batch_size
-        from vitascope.explain.methods import DEFAULT_METHOD
-        from vitascope.predict.explanation import explain_pixels
-
-        engine, method = service.torch_engine(), method or DEFAULT_METHOD
-        compute = functools.partial(explain_pixels, batch_size=batch_size(engine.device))
-        explanation = await service.run(request, f"explain-{method}", compute, method, target)
+        explanation = await service.explain(request, method, target)
         if form == "png":
             return Response(await asyncio.to_thread(explanation.png), media_type="image/png")
         index, heatmap = explanation.target, explanation.heatmap.tolist()
-        named = None if index is None else {"label": engine.label(index), "index": index}
-        return _json({"method": method, "target": named, "heatmap": heatmap})
+        named = None if index is None else {"label": explanation.label, "index": index}
+        return answer({"method": explanation.method, "target": named, "heatmap": heatmap})
 
     return routes
 
@@ -308,7 +301,7 @@ async def _results(
     service: Service, request: Request, work: Work, summary: Callable[[Any], dict[str, Any]]
 ) -> Response:
     """Read a request's pictures, do the work for each, and summarize the result, a row of numbers."""
-    uploads = await service.read_uploads(request)
+    uploads = await read_uploads(request, service.admission)
 
     def result(outcome: Outcome | Rejection) -> dict[str, Any] | Rejection:
         if isinstance(outcome, Rejection):
@@ -326,9 +319,9 @@ async def _results(
         raise Rejection(rejections[0].status_code, "; ".join(map(str, rejections)))
     plain = [{"error": str(one)} if isinstance(one, Rejection) else one for one in results]
     if len(uploads) == 1 and not uploads[0].name:
-        return _json(plain[0])
+        return answer(plain[0])
     named = [{"name": upload.name, **one} for upload, one in zip(uploads, plain, strict=True)]
-    return _json({"results": named})
+    return answer({"results": named})
 
 
 def _handle_errors(app: FastAPI, service: Service) -> None:
@@ -336,8 +329,12 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        service.count_rejection(error)
         return response_to(error, request.scope["path"])
+
+    @app.exception_handler(Expired)
+    async def expired(request: Request, error: Expired) -> Response:
+        service.metrics.expired.labels(error.stage).inc()
+        return response_to(Rejection(504, str(error)), request.scope["path"])
 
     @app.exception_handler(UserError)
     async def user_error(request: Request, error: UserError) -> Response:
@@ -353,7 +350,3 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
         # This runs outside the middleware, which adds these headers elsewhere.
         headers = {**SECURITY, "X-Request-ID": request.state.request_id}
         return response_to(HTTPException(500, "an error of the server; its log has the traceback", headers))
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(json.dumps(content, allow_nan=False), media_type="application/json")

@@ -93,7 +93,7 @@ def pack_picture(engine: Engine, pixels: Pixels, budget: int = BUDGET) -> bytes:
             known = answers.familiarity if answers.familiarity is None else answers.familiarity.cpu()
             (verdict,) = AUTO.judged(engine, tensors["probabilities"][None], known)
             about["verdict"] = vars(verdict)
-        if engine.several:
+        if engine.thresholds:
             tensors["thresholds"] = torch.tensor(engine.thresholds)
     else:
         about["missing"] = NO_HEAD

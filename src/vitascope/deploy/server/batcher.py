@@ -16,11 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vitascope.deploy.server.rejections import Expired, Overloaded
-
-MARGIN, LAST_MARGIN = 0.5, 0.9
-"""The share of the time until its deadline that an item may take: before its picture is read, and after."""
-
 Pause = Callable[[], None]
 Observe = Callable[[str, Sequence[float], float], None]
 
@@ -41,17 +36,28 @@ class Pace:
 class Work(Pace):
     """A kind of work: its name in the metrics, and a function from items to as many results."""
 
-    def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int) -> None:
+    def __init__(self, name: str, compute: Callable[[list[Any]], Sequence[Any]], max_batch: int = 1) -> None:
         self.name, self.compute, self.max_batch = name, compute, max_batch
+        self.part: Pace = self
+        """What runs before other work may: all of it, or a part of long work."""
 
 
-class LongWork(Pace):
+class LongWork(Work):
     """Work in parts: each item is a function that calls its argument, `pause`, at the end of a part."""
 
-    max_batch = 1
-
     def __init__(self, name: str) -> None:
-        self.name, self.part = name, Pace()
+        super().__init__(name, lambda calls: [call() for call in calls])
+        self.part = Pace()
+
+
+class Expired(Exception):  # noqa: N818 - named like the response
+    """A deadline passed in a stage: `queued`, `computing` or `decoding`."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(
+            f"the deadline passed while {'waiting in the queue' if stage == 'queued' else stage}"
+        )
+        self.stage = stage
 
 
 class Abandoned(BaseException):
@@ -70,7 +76,7 @@ class Outcome:
 
 @dataclasses.dataclass(eq=False)
 class _Job:
-    work: Work | LongWork
+    work: Work
     item: Any
     deadline: float
     result: asyncio.Future[Outcome]
@@ -84,14 +90,14 @@ class _Job:
 
 
 class Batcher:
-    """The queue of at most `capacity` items, and the thread that computes.
+    """The queue, and the thread that computes.
 
     `observe` gets each batch's name, the queue seconds of its items, and its model seconds.
     """
 
-    def __init__(self, capacity: int, observe: Observe) -> None:
-        self._capacity, self._observe = capacity, observe
-        self._jobs: deque[_Job] = deque()
+    def __init__(self, observe: Observe) -> None:
+        self._observe = observe
+        self.jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._running_since = 0.0
         self._long: _Job | None = None
@@ -109,14 +115,14 @@ class Batcher:
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.wait([self._loop_task])
-        for job in [*self._jobs, *self._running, *([self._long] if self._long else [])]:
+        for job in [*self.jobs, *self._running, *([self._long] if self._long else [])]:
             job.result.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def pending(self) -> int:
         """Items that wait or are computed."""
-        return len(self._jobs) + len(self._running)
+        return len(self.jobs) + len(self._running)
 
     @property
     def is_computing(self) -> bool:
@@ -127,45 +133,33 @@ class Batcher:
         """The age of the running batch; 0 without one."""
         return self._loop.time() - self._running_since if self._running else 0.0
 
-    def seconds_ahead(self, work: Work | LongWork | None = None) -> float:
+    def seconds_ahead(self, work: Work | None = None) -> float:
         """The estimated time of all pending work, or of the part that comes before a new item of `work`."""
-        queued = Counter(job.work for job in self._jobs)
-        short = {one: jobs for one, jobs in queued.items() if not isinstance(one, LongWork)}
-        long = {one: jobs for one, jobs in queued.items() if isinstance(one, LongWork)}
-        running = [job.work.part if isinstance(job.work, LongWork) else job.work for job in self._running]
-        ahead = sum(jobs * one.seconds_each for one, jobs in short.items())
-        ahead += max(0.0, sum(one.seconds_each for one in running) - self.seconds_computing())
+        ahead = sum(job.work.part.seconds_each for job in self._running) - self.seconds_computing()
+        ahead, long, items, parts = max(0.0, ahead), 0.0, 0, 0.0
+        if self._long is not None:
+            long = max(0.0, self._long.work.seconds_each - self._long.seconds)
+            parts = self._long.work.part.seconds_each
+        for queued, count in Counter(job.work for job in self.jobs).items():
+            if isinstance(queued, LongWork):
+                long += count * queued.seconds_each
+                parts = max(parts, queued.part.seconds_each)
+            else:
+                ahead += count * queued.seconds_each
+                items += count
         if work is None or isinstance(work, LongWork):
-            left = max(0.0, self._long.work.seconds_each - self._long.seconds) if self._long else 0.0
-            return ahead + left + sum(jobs * one.seconds_each for one, jobs in long.items())
-        begun = self._long.work if self._long else None
-        parts = [one.part.seconds_each for one in (*long, begun) if isinstance(one, LongWork)]
-        batches = 1 + sum(short.values()) // work.max_batch  # a part of long work goes between any two
-        return ahead + max(parts, default=0.0) * batches
+            return ahead + long
+        return ahead + parts * (
+            1 + items // work.max_batch
+        )  # a part of long work goes between any two batches
 
-    def check_room(
-        self, work: Work | LongWork, deadline: float, *, coming: int = 0, margin: float = MARGIN
-    ) -> None:
-        """Reject an item that has no place, or would not be done by its deadline (on the event loop's clock).
-
-        `coming` admitted items of its kind are not queued yet and come before it.
-        """
-        ahead = self.seconds_ahead(work)
-        if len(self._jobs) >= self._capacity:
-            raise Overloaded(f"the queue is full: {len(self._jobs)} of {self._capacity} wait", ahead)
-        left = deadline - self._loop.time()
-        ahead += coming * work.seconds_each
-        if ahead > 0 and ahead + work.seconds_each > margin * left:
-            raise Overloaded(f"{ahead:.2f} s of work are ahead, and {left:.2f} s are left", ahead)
-
-    async def submit(self, work: Work | LongWork, item: Any, *, deadline: float) -> Outcome:
+    async def submit(self, work: Work, item: Any, *, deadline: float) -> Outcome:
         """Queue an item and await its result; an item that is cancelled in the queue is never computed.
 
-        Raises `Overloaded`, `Expired`, or the error of `work.compute` for this item.
+        Raises `Expired`, or the error of `work.compute` for this item. Ask `Admission` first for room.
         """
-        self.check_room(work, deadline, margin=LAST_MARGIN)
         job = _Job(work, item, deadline, self._loop.create_future(), self._loop.time())
-        self._jobs.append(job)
+        self.jobs.append(job)
         self._arrived.set()
         try:
             async with asyncio.timeout_at(deadline):
@@ -175,24 +169,25 @@ class Batcher:
                 raise  # by the work itself
             raise Expired("queued" if job.begun is None else "computing") from None
         finally:
-            if job.begun is None and job in self._jobs:
-                self._jobs.remove(job)
+            if job.begun is None and job in self.jobs:
+                self.jobs.remove(job)
 
     async def _run(self) -> None:
         while True:
-            while not self._jobs:
+            while not self.jobs:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if batch := await self._next_batch():
-                await self._in_thread(batch)
-            if self._long is not None and not self._long.result.done():
-                await self._in_thread([self._long])
+            batches = [await self._next_batch(), [self._long] if self._long else []]
+            for batch in batches:
+                if any(not job.result.done() for job in batch):
+                    self._begin_part(batch)
+                    await self._loop.run_in_executor(self._thread, self._compute, batch)
             self._long = None
 
     async def _next_batch(self) -> list[_Job]:
         """The oldest short job with others of its kind, in order; the oldest long job becomes `_long`."""
         now = self._loop.time()
-        alive = [job for job in self._jobs if job.deadline > now and not job.result.done()]
+        alive = [job for job in self.jobs if job.deadline > now and not job.result.done()]
         short = [job for job in alive if not isinstance(job.work, LongWork)]
         batch = [job for job in short if job.work is short[0].work]
         batch = batch[: batch[0].work.max_batch] if batch else []
@@ -202,12 +197,8 @@ class Batcher:
             begun += [self._long] if self._long else []
         for job in begun:
             job.begun = now
-        self._jobs = deque(job for job in alive if job.begun is None)
+        self.jobs = deque(job for job in alive if job.begun is None)
         return batch
-
-    async def _in_thread(self, batch: list[_Job]) -> None:
-        self._begin_part(batch)
-        await self._loop.run_in_executor(self._thread, self._compute, batch)
 
     def _begin_part(self, batch: list[_Job]) -> None:
         self._running, self._running_since = batch, self._loop.time()
@@ -216,7 +207,7 @@ class Batcher:
         """End what runs, before its result is given: whoever awaits it finds the model free."""
         seconds, self._running = self._loop.time() - self._running_since, []
         job.seconds += seconds
-        if isinstance(job.work, LongWork):
+        if job.work.part is not job.work:
             job.work.part.learn(seconds, 1)
 
     def _compute(self, batch: list[_Job]) -> None:
@@ -224,11 +215,10 @@ class Batcher:
         first = batch[0]
         self._begin_part(batch)
         try:
-            values: Sequence[Any]
+            items = [job.item for job in batch]
             if isinstance(first.work, LongWork):
-                values = [first.item(functools.partial(self._pause, first))]
-            else:
-                values = first.work.compute([job.item for job in batch])
+                items = [functools.partial(first.item, functools.partial(self._pause, first))]
+            values = first.work.compute(items)
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
             self._running = []
             if len(batch) == 1:

@@ -23,8 +23,9 @@ import numpy as np
 
 from vitascope.data.preprocess import Pixels
 from vitascope.deploy.server import decoder_process
+from vitascope.deploy.server.admission import Rejection
+from vitascope.deploy.server.batcher import Expired
 from vitascope.deploy.server.decoder_process import Content, DecodeError, DecodeOptions
-from vitascope.deploy.server.rejections import Expired, Rejection
 
 PATIENCE, LARGER = 0.25, 4
 """Seconds that a picture may keep its process while one with a fourth of its pixels waits."""
@@ -88,7 +89,7 @@ class DecoderPool:
                     await process.wait()
 
     async def decode(self, content: Content, *, deadline: float) -> Pixels:
-        """Return a picture's pixels, uint8 (C, H, W), or raise `DecodeError` or `Rejection` (429, 503, 504).
+        """Return a picture's pixels, uint8 (C, H, W), or raise `DecodeError`, `Expired`, `Rejection`.
 
         A late or cancelled picture is not decoded any further.
         """
@@ -96,10 +97,11 @@ class DecoderPool:
         job = _Job(content, announced_pixels(content), loop.create_future())
         self.waiting.append(job)
         self._arrived.set()
-        self._make_room()
+        self._end_largest()
         try:
             await asyncio.wait([job.pixels], timeout=deadline - loop.time())
-            job.fail(Expired("decoding"))
+            if not job.pixels.done():
+                job.fail(Expired("decoding"))
             return job.pixels.result()
         finally:
             job.pixels.cancel()
@@ -158,10 +160,10 @@ class DecoderPool:
             return job is not None
         job.begun = asyncio.get_running_loop().time()
         self.running.append(job)
-        self._make_room()
+        self._end_largest()
         exchange = asyncio.ensure_future(_exchange(process, job.content))
         ends: set[asyncio.Future[Any]] = {exchange, job.pixels}
-        patience = asyncio.get_running_loop().call_later(PATIENCE, self._make_room)
+        patience = asyncio.get_running_loop().call_later(PATIENCE, self._end_largest)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if job.pixels.cancelled():
@@ -206,7 +208,7 @@ class DecoderPool:
         self.waiting.remove(job)
         return job
 
-    def _make_room(self) -> None:
+    def _end_largest(self) -> None:
         """Reject the largest running picture if a much smaller one waits and its time is over."""
         largest = max(self.running, key=lambda job: job.num_pixels, default=None)
         if largest is None or self._idle or not self.waiting:

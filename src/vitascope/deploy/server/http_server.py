@@ -1,8 +1,9 @@
 """A server process: it accepts connections, bounds their number, and stops without losing a request.
 
-Connections are uvicorn's, with bounds on headers, idleness and unread responses, and with load shedding: at
-three times its capacity a server rejects two of three predictions, on the cores that the model needs. In the
-routes, a rejection takes as long as a prediction of a small model; below ASGI, it is one write of bytes.
+Connections are uvicorn's, with bounds on headers, idleness and unread responses, which it lacks, and with
+load shedding: at three times its capacity a server rejects two of three predictions, on the cores that the
+model needs. In the routes, a rejection takes as long as a prediction of a small model; below ASGI, it is one
+write of bytes.
 """
 
 from __future__ import annotations
@@ -16,23 +17,21 @@ import itertools
 import logging
 import math
 import os
-import resource
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from vitascope.deploy.server.rejections import Rejection, raw_response
+from vitascope.deploy.server.admission import FULL, STOPPING, Rejection, raw_response
 from vitascope.deploy.server.service import Service
 from vitascope.deploy.server.settings import Settings
-from vitascope.errors import UserError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
 FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""
-MOST_CONNECTIONS, OTHER_FILES = 8192, 128
-"""Open connections of a process, where the limit of open files allows more, and its other open files."""
 ACCEPTED_AT_ONCE = 32  # connections that are accepted before the event loop does anything else
 ACCEPT_PAUSE = 0.1  # seconds until the next attempt after a connection could not be accepted
 WARNING_INTERVAL = 10.0  # seconds between two warnings of the same text: an attack must not fill the disk
@@ -52,7 +49,6 @@ Python's own 5 ms a small model mostly waits."""
 MAX_HEAD = 65536  # bytes of a request's first line and headers, of its trailers, and before a chunk
 PARSED_AT_ONCE = 2**14  # bytes after which these are counted, by which they may exceed the limit
 RESET = socket.SOL_SOCKET, socket.SO_ERROR
-FULL = Rejection(503, "too many connections are open", close=True)
 
 OpenEngine = Callable[[], "Engine"]
 
@@ -78,7 +74,7 @@ class Connection(HttpToolsProtocol):
         self._service = service
         self._header_timeout = service.settings.header_timeout_s
         self._keep_alive = service.settings.keep_alive_s
-        self._in_head, self._head_size = False, 0
+        self._in_head, self._head_size, self._is_shed = False, 0, False
         self.unparsed = memoryview(b"")
         self._ended = False  # whether the client has ended its side
         self._unsent: float = math.inf
@@ -111,7 +107,8 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
         self._head_size = 0
-        super().on_body(body)
+        if not self._is_shed:
+            super().on_body(body)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer a complete request although its client sends no more.
@@ -136,17 +133,19 @@ class Connection(HttpToolsProtocol):
         """Begin to handle a request, unless it is shed."""
         self._in_head = False
         response = self._shed()
+        self._is_shed = response is not None
         if response is None:
             super().on_headers_complete()
             self.headers = []  # of trailers, which are dropped
             return
-        if self.cycle is None:  # stands for a request that is answered, so that its body is dropped
-            event = asyncio.Event()
-            answered = SimpleNamespace(response_complete=True, disconnected=False, message_event=event)
-            self.cycle = cast("Any", answered)
         self.transport.write(response)
         self.server_state.total_requests += 1
         self._await_request()
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if not self._is_shed:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Await the next request."""
@@ -160,11 +159,10 @@ class Connection(HttpToolsProtocol):
 
     def _shed(self) -> bytes | None:
         """The raw 429 of a prediction without room; only for one alone on a connection that stays open."""
-        if self.parser.get_method() != b"POST":
+        is_alone = (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+        if self.parser.get_method() != b"POST" or not is_alone:
             return None
-        others_answered = self.cycle is None or self.cycle.response_complete
-        is_alone = others_answered and not self.pipeline and not self.expect_100_continue
-        if not is_alone or not self.parser.should_keep_alive():
+        if self.expect_100_continue or not self.parser.should_keep_alive():
             return None
         client_id = next((value for name, value in self.headers if name == b"x-request-id"), None)
         path = self.url.partition(b"?")[0].decode("latin-1")  # if it has escapes, it is checked later
@@ -224,8 +222,8 @@ class HTTPServer(uvicorn.Server):
         super().__init__(config)
         self.connections = cast("set[Connection]", self.server_state.connections)
         self._service, self._parent = service, parent
+        self._admission = service.admission
         self._give_up_at, self._closed_at = math.inf, 0.0
-        self._limit = connection_limit(service.settings)
         self._next_warning: dict[str, float] = {}
         self._connecting: set[asyncio.Task[Any]] = set()
 
@@ -233,13 +231,13 @@ class HTTPServer(uvicorn.Server):
         """SIGTERM, SIGHUP or Ctrl-C: begin to stop; the second time, end the grace period."""
         if self._parent is not None and sig != signal.SIGTERM:
             return  # a terminal sends it to all processes; the parent forwards a SIGTERM
-        if self._service.draining:
+        if self._admission.closed == STOPPING:
             self._give_up_at = 0.0
         else:
             self._begin_to_stop()
 
     def _begin_to_stop(self) -> None:
-        self._service.draining = True
+        self._admission.closed = STOPPING
         self._give_up_at = time.monotonic() + self._service.settings.grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -261,14 +259,15 @@ class HTTPServer(uvicorn.Server):
         clock, now = asyncio.get_running_loop().time(), time.monotonic()
         for connection in list(self.connections):
             connection.end_if_overdue(clock)
-        if self._parent is not None and os.getppid() != self._parent and not self._service.draining:
+        is_orphan = self._parent is not None and os.getppid() != self._parent
+        if is_orphan and self._admission.closed != STOPPING:
             self._begin_to_stop()
         if now > self._give_up_at:
             self._service.give_up()
         done = now > self._give_up_at or self._service.fault is not None
         if self._closed_at:
             done = done or not self.connections or now > self._closed_at + FAREWELL
-        elif self._service.draining and not self._service.in_flight:
+        elif self._admission.closed == STOPPING and not self._admission.taken.requests:
             await self._stop_accepting()
             with contextlib.suppress(OSError):  # BlockingIOError: that was the last
                 while True:  # take the clients that have connected: closing would break these
@@ -297,15 +296,20 @@ class HTTPServer(uvicorn.Server):
 
     def _take(self, connection: socket.socket) -> None:
         """Serve a new connection; at the limit, idle ones make room, and if none is idle it gets 503."""
-        if len(self.connections) >= self._limit:
-            self._warn(f"{self._limit} connections are open, which is the limit (--max-connections)")
+        try:
+            self._admission.admit_connection(len(self.connections))
+        except Rejection as full:
+            most = self._admission.most_connections
+            self._warn(f"{most} connections are open, which is the limit (--max-connections)")
             if not self._end_idle():  # answer as far as that is possible without waiting
                 with contextlib.closing(connection), contextlib.suppress(OSError):
                     connection.setblocking(False)
-                    connection.send(b"%s\r\n%s" % raw_response(FULL))
+                    connection.send(b"%s\r\n%s" % raw_response(full))
                     connection.shutdown(socket.SHUT_WR)
                     connection.recv(MAX_HEAD)  # closing with unread bytes would discard the response
                 return
+        # asyncio sets it only where it knows the protocol; without it, a body waits 40 ms for its head's ACK.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
         of_uvicorn = {"server_state": self.server_state, "app_state": self.lifespan.state}
         protocol = Connection(self._service, config=self.config, **of_uvicorn)
@@ -323,7 +327,9 @@ class HTTPServer(uvicorn.Server):
     def _end_idle(self) -> bool:
         """End the sixteenth of all connections that has been idle longest; returns whether any is idle."""
         idle = [one for one in self.connections if one.is_idle and not one.transport.is_closing()]
-        for one in heapq.nsmallest(max(1, self._limit // 16), idle, key=lambda one: one.due):
+        for one in heapq.nsmallest(
+            max(1, self._admission.most_connections // 16), idle, key=lambda one: one.due
+        ):
             one.end(FULL)
         return bool(idle)
 
@@ -333,20 +339,6 @@ class HTTPServer(uvicorn.Server):
         if now >= self._next_warning.get(text, 0.0):
             self._next_warning[text] = now + WARNING_INTERVAL
             log.warning(text)
-
-
-def connection_limit(settings: Settings) -> int:
-    """The number of connections that a process may have open; rejects one over the limit of open files."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        files = MOST_CONNECTIONS + OTHER_FILES
-    allowed = max(files // 2, files - OTHER_FILES)
-    if settings.max_connections > allowed:
-        raise UserError(
-            f"--max-connections {settings.max_connections} is too many: this process may open {files} "
-            f"files, which leaves {allowed} connections; give fewer, or raise `ulimit -n`"
-        )
-    return settings.max_connections or min(allowed, MOST_CONNECTIONS)
 
 
 def server_of(app: FastAPI, parent: int | None = None) -> HTTPServer:

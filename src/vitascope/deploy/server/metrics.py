@@ -77,6 +77,8 @@ class Metrics:
             self._answers[route, status] = counts
         counts[0].inc()
         counts[1].observe(seconds)
+        if status == 429:
+            self.refused.inc()
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

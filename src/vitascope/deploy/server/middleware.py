@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitascope.deploy.server.rejections import SECURITY_FIELDS, Rejection, response_to
+from vitascope.deploy.server.admission import SECURITY_FIELDS, STOPPING, Rejection, Room, response_to
 from vitascope.deploy.server.service import Service
 
 PUBLIC_PATHS = ("/", "/livez", "/readyz")
@@ -57,7 +57,8 @@ class RequestMiddleware:
         headers = {name: value for name, value in reversed(scope["headers"]) if name in CHECKED_HEADERS}
         request_id = service.request_id(headers.get(b"x-request-id"))
         state = scope.setdefault("state", {})  # `request.state`
-        state |= {"request_id": request_id.decode("ascii"), "held": 0}  # bytes of its body in memory
+        claim = Room()
+        state |= {"request_id": request_id.decode("ascii"), "claim": claim}
         origin = headers.get(b"origin", b"").decode("latin-1")
         given, is_head = scope, scope["method"] == "HEAD"
         method = "GET" if is_head else scope["method"]
@@ -74,14 +75,13 @@ class RequestMiddleware:
                 message["headers"].extend([*SECURITY_FIELDS, (b"x-request-id", request_id)])
                 if origin in service.settings.allow_origin:
                     message["headers"].extend([(b"access-control-allow-origin", origin.encode()), VARY])
-                if service.draining:
+                if service.admission.closed == STOPPING:
                     MutableHeaders(scope=message)["Connection"] = "close"
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
 
         model, inside = service.model_of(path)
-        computes = service.computes(method, inside)
         try:
             hosts = [name for name, _ in scope["headers"] if name == b"host"]
             if len(hosts) > 1 or not (hosts or scope["http_version"] == "1.0"):  # RFC 9112, section 3.2
@@ -90,20 +90,15 @@ class RequestMiddleware:
             if method == "OPTIONS" and origin in service.settings.allow_origin:
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, respond)
                 return
-            if computes:
-                model.check_room(inside)
+            if service.computes(method, inside):
+                work, deadline = model.work_of(inside), model.deadline()
+                service.admission.admit(claim, Room(requests=1), work=work, deadline=deadline)
         except Rejection as rejection:
-            computes = False
-            service.count_rejection(rejection)
             await response_to(rejection, path)(scope, receive, respond)
         else:
-            service.count_in_flight(+computes)
-            try:
-                await self.app(scope, receive, respond)
-            finally:
-                service.count_in_flight(-computes)
+            await self.app(scope, receive, respond)
         finally:
-            service.arriving.release(state["held"])
+            service.admission.release(claim)
             seconds = clock() - begun
             service.metrics.observe_request(path, status, seconds)
             client = (scope.get("client") or ("-",))[0]

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,29 +19,24 @@ from fastapi import APIRouter, Request, Response
 
 from vitascope._version import __version__
 from vitascope.deploy.server import openapi
+from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.decoder_process import Content
 from vitascope.deploy.server.protocols import (
     all_or_none,
-    answer,
     computed,
     decoded_picture,
-    field,
     json_body,
     object_of,
-    parameters_of,
-    reject_unknown,
     rows_of,
 )
-from vitascope.deploy.server.rejections import Rejection
-from vitascope.deploy.server.service import Service
+from vitascope.deploy.server.service import Service, answer
+from vitascope.deploy.server.uploads import whole_number
 
 if TYPE_CHECKING:
     import torch
 
 INPUT = "image"
 """The name of the input tensor."""
-MOST_OUTPUTS = 4
-"""Output tensors of a request."""
 MOST_VALUES = 2**20
 """Values in the JSON of a request, such as a megabyte of pixels; binary tensors have no such limit."""
 LENGTH = "inference-header-content-length"
@@ -52,7 +47,7 @@ SERVER = {"name": "vitascope", "version": __version__, "extensions": ["classific
 def oip(first: Service) -> APIRouter:
     """`/v2`: health, the model's description, inference."""
     routes = APIRouter(tags=["Open Inference Protocol"])
-    infer_body = openapi.for_json("inputs", others=("application/octet-stream",))
+    infer_body = openapi.for_json(openapi.InferenceRequest, "application/octet-stream")
     content = openapi.SOME_JSON["content"] | {"application/octet-stream": openapi.BINARY}
     infer_body["responses"] = {200: {"content": content}}
 
@@ -69,7 +64,7 @@ def oip(first: Service) -> APIRouter:
     @routes.get("/v2/health/ready")
     async def ready() -> Response:
         """200 if requests should be sent here now."""
-        if reason := first.why_not_ready():
+        if reason := first.admission.why_not_ready():
             raise Rejection(503, reason)
         return answer({"ready": True})
 
@@ -100,21 +95,21 @@ def oip(first: Service) -> APIRouter:
         """Probabilities and labels of pictures, encoded (BYTES) or as pixels (UINT8, N x H x W x 3)."""
         service, name = checked(name)
         body = await json_body(request, service)
-        head = _whole_number(request.headers.get(LENGTH), len(body))
-        values, rest = await object_of(service, body[:head], MOST_VALUES), body[head:]
-        reject_unknown(values, ("model_name", "id", "parameters", "inputs", "outputs"))
-        if values.get("model_name") not in (None, name):  # KServe's client repeats that of the path
+        head = whole_number(request.headers.get(LENGTH, str(len(body))))
+        if head is None or head > len(body):
+            raise Rejection(
+                422, f"{LENGTH} is {request.headers[LENGTH][:20]!r}, and the body has {len(body):,} bytes"
+            )
+        rest = body[head:]
+        wanted = await object_of(openapi.InferenceRequest, service, body[:head], MOST_VALUES)
+        if wanted.model_name not in (None, name):  # KServe's client repeats that of the path
             raise Rejection(422, f"model_name is not {name}, the name in the path")
-        identifier = None if values.get("id") is None else field(values, "id", str)
-        outputs = _outputs(service, values)
-        inputs = field(values, "inputs", list)
-        if len(inputs) != 1:
-            raise Rejection(422, f"one input, the pictures, not {len(inputs)}")
-        pictures = await computed(
-            service, head, lambda: _pictures(inputs[0], rest, service.settings.max_files)
-        )
+        outputs = _outputs(service, wanted)
+        most = service.settings.max_files
+        pictures = await computed(service, head, lambda: _pictures(wanted.inputs[0], rest, most))
         rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
-        return _response(name, identifier, [_tensor(service, rows, output) for output in outputs])
+        binary = wanted.parameters.binary_data_output
+        return _response(name, wanted.id, [_tensor(service, rows, output, binary) for output in outputs])
 
     def checked(path: str) -> tuple[Service, str]:
         """The model of a path that may have a version, and the name in it."""
@@ -127,46 +122,21 @@ def oip(first: Service) -> APIRouter:
     return routes
 
 
-def _whole_number(text: str | None, most: int) -> int:
-    """The length of the JSON in a body, by the header."""
-    if text is None:
-        return most
-    if not text.isdecimal() or len(text) > 18 or int(text) > most:
-        raise Rejection(422, f"{LENGTH} is {text[:20]!r}, and the body has {most:,} bytes")
-    return int(text)
-
-
-def _pictures(tensor: Any, rest: bytes, most: int) -> Sequence[Content]:
+def _pictures(tensor: openapi.InputTensor, rest: bytes, most: int) -> Sequence[Content]:
     """The encoded pictures of a tensor, or the pixels of each, (H, W, 1 or 3)."""
-    name, kind, shape = (
-        field(tensor, "name", str),
-        field(tensor, "datatype", str),
-        field(tensor, "shape", list),
-    )
-    reject_unknown(tensor, ("name", "datatype", "shape", "parameters", "data"), "field of an input")
-    if name != INPUT:
-        raise Rejection(422, f"no input {name[:80]!r}; the model has {INPUT}")
-    if not all(type(side) is int and side >= 0 for side in shape) or not 1 <= len(shape) <= 4:
-        raise Rejection(422, "shape is a list of one to four whole numbers")
-    size = parameters_of(tensor, "binary_data_size").get("binary_data_size")
-    if (size is not None or rest) and (type(size) is not int or size != len(rest)):
-        raise Rejection(422, f"binary_data_size is {size!r}, and {len(rest):,} bytes follow the JSON")
-    if size is not None and tensor.get("data") is not None:
+    shape, size, data = tensor.shape, tensor.parameters.binary_data_size, tensor.data or []
+    if (size or 0) != len(rest):
+        raise Rejection(422, f"binary_data_size is {size}, and {len(rest):,} bytes follow the JSON")
+    if (size is None) == (tensor.data is None):
         raise Rejection(422, "an input has data or binary_data_size, not both")
-    if kind == "BYTES":
-        parts = (
-            _elements(rest, most)
-            if size is not None
-            else list(map(decoded_picture, _flat(field(tensor, "data", list))))
-        )
+    if tensor.datatype == "BYTES":
+        parts = list(map(decoded_picture, _flat(data))) if size is None else _elements(rest, most)
         if math.prod(shape) != len(parts):
             raise Rejection(422, f"shape {shape} of {len(parts):,} elements")
         return parts
-    if kind != "UINT8":
-        raise Rejection(422, f"datatype {kind[:20]} of the pictures; known are BYTES and UINT8")
     if len(shape) != 4 or shape[3] not in (1, 3) or shape[0] > most:
         raise Rejection(422, f"UINT8 has the shape (N, H, W, 3), N at most {most}, not {shape}")
-    pixels = np.frombuffer(rest, np.uint8) if size is not None else _numbers(field(tensor, "data", list))
+    pixels = _numbers(data) if size is None else np.frombuffer(rest, np.uint8)
     if pixels.size != math.prod(shape) or not pixels.size:
         raise Rejection(422, f"shape {shape} of {pixels.size:,} values")
     return list(pixels.reshape(shape))
@@ -205,45 +175,25 @@ def _numbers(data: list[Any]) -> npt.NDArray[np.uint8]:
         raise Rejection(422, "data of UINT8 are whole numbers from 0 to 255") from error
 
 
-class _Output(NamedTuple):
-    """An output tensor that a client asks for."""
-
-    name: str
-    binary: bool
-    """Whether its values follow the JSON."""
-    classes: int | None
-    """The most probable classes alone, as texts `score:index:label`; None for the tensor itself."""
-
-
-def _outputs(service: Service, values: dict[str, Any]) -> list[_Output]:
+def _outputs(service: Service, wanted: openapi.InferenceRequest) -> list[openapi.OutputTensor]:
     """The outputs of a request; all of the model if it names none."""
     names = ("probabilities", "labels") if service.engine.num_classes else ("features",)
-    usual = parameters_of(values, "binary_data_output")
-    binary = field({"binary_data_output": False} | usual, "binary_data_output", bool)
-    if not values.get("outputs"):
-        return [_Output(name, binary, None) for name in names]
-    if len(field(values, "outputs", list)) > MOST_OUTPUTS:
-        raise Rejection(422, f"{len(values['outputs']):,} outputs; a request has at most {MOST_OUTPUTS}")
-    outputs = []
-    for value in values["outputs"]:
-        name = field(value, "name", str)
-        reject_unknown(value, ("name", "parameters"), "field of an output")
-        if name not in names:
-            raise Rejection(422, f"no output {name[:80]!r}; the model has {' and '.join(names)}")
-        options = {"binary_data": binary} | parameters_of(value, "binary_data", "classification")
-        classes = options.get("classification")
-        if classes is not None and (name != "probabilities" or type(classes) is not int or classes < 1):
+    for output in wanted.outputs:
+        if output.name not in names:
+            raise Rejection(422, f"no output {output.name[:80]!r}; the model has {' and '.join(names)}")
+        if output.parameters.classification is not None and output.name != "probabilities":
             raise Rejection(422, "classification is a number of classes, of the output probabilities")
-        outputs.append(_Output(name, field(options, "binary_data", bool), classes))
-    return outputs
+    return wanted.outputs or [openapi.OutputTensor(name=name) for name in names]
 
 
-def _tensor(service: Service, rows: list[torch.Tensor], output: _Output) -> tuple[dict[str, Any], bytes]:
-    """An output tensor, and its bytes; empty if its values are in the JSON."""
+def _tensor(
+    service: Service, rows: list[torch.Tensor], output: openapi.OutputTensor, binary: bool
+) -> tuple[dict[str, Any], bytes]:
+    """An output tensor, and its bytes; empty if its values are in the JSON, by default unless `binary`."""
     label = service.engine.label
     values: list[Any]
-    if output.classes is not None:
-        tops = [row.topk(min(output.classes, len(row))) for row in rows]
+    if (classes := output.parameters.classification) is not None:
+        tops = [row.topk(min(classes, len(row))) for row in rows]
         scores = [zip(top.values.tolist(), top.indices.tolist(), strict=True) for top in tops]
         values = [f"{score:.6f}:{index}:{label(index)}" for top in scores for score, index in top]
         kind, shape = "BYTES", [len(rows), len(values) // len(rows)]
@@ -253,7 +203,7 @@ def _tensor(service: Service, rows: list[torch.Tensor], output: _Output) -> tupl
         values = [number for row in rows for number in row.tolist()]
         kind, shape = "FP32", [len(rows), len(rows[0])]
     about = {"name": output.name, "datatype": kind, "shape": shape}
-    if not output.binary:
+    if not (binary if output.parameters.binary_data is None else output.parameters.binary_data):
         return about | {"data": values}, b""
     if kind == "FP32":
         packed = np.array(values, "<f4").tobytes()

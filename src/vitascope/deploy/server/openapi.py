@@ -9,12 +9,13 @@ import functools
 import shlex
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from jinja2 import Environment, Template
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vitascope.deploy.server.settings import TOKEN
+from vitascope.model.options import Outputs
 
 R = TypeVar("R")
 Responses = dict[int | str, dict[str, Any]]
@@ -61,7 +62,7 @@ COMMON_ERRORS = (400, 421, 422, 500)  # statuses of every route
 class Schema(BaseModel):
     """A JSON object without further fields."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class OfFile(Schema):
@@ -189,7 +190,7 @@ class ModelDescription(Schema):
     engine: str
     num_classes: int
     class_names: list[str]
-    outputs: Literal["exclusive", "independent", "embedding"] = Field(
+    outputs: Outputs = Field(
         description="`exclusive`: one class per picture; `independent`: any number of classes"
     )
     thresholds: list[float] = Field(description="of each class, if any number may apply; else empty")
@@ -204,10 +205,110 @@ def errors(*statuses: int, form: type[Schema] = Problem) -> Responses:
     return {status: {"model": form, "description": ERRORS[status]} for status in statuses}
 
 
-def for_json(*fields: str, others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The keywords of a route that takes JSON with some fields, or bytes of other media types."""
-    schema = {"type": "object", "required": list(fields)}
-    content = {"application/json": {"schema": schema}, **dict.fromkeys(others, BINARY)}
+class Asked(Schema):
+    """A part of a request; a field of null is absent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class HubParameters(Asked):
+    """The parameters of the hub's image classification."""
+
+    top_k: int = Field(default=5, ge=1)
+    function_to_apply: str = Field(default="", description="softmax; sigmoid of several classes")
+
+
+class HubRequest(Asked):
+    """A picture for the hub's Inference API; `options` are of the hub's machines."""
+
+    inputs: str = Field(description="a picture in base64, or a data URI")
+    parameters: HubParameters = HubParameters()
+    options: Any = None
+
+
+class EmbeddingsRequest(Asked):
+    """Pictures for OpenAI's embeddings; `dimensions` of 0 and `modality` are of infinity's clients."""
+
+    model: str
+    input: Any = Field(description='data URIs, base64 or {"image": ...}, alone or as a list')
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int = 0
+    user: Any = None
+    modality: Literal["image"] = "image"
+
+
+class InstancesRequest(Asked):
+    """Pictures for KServe's first protocol."""
+
+    instances: list[Any] = Field(description='base64, data URIs, {"b64": ...} or {"image": ...}')
+
+
+class TensorParameters(Asked):
+    """The bytes of a tensor that follow the JSON."""
+
+    binary_data_size: int | None = Field(default=None, ge=0)
+
+
+class InputTensor(Asked):
+    """Pictures: encoded (BYTES), or pixels (UINT8, N x H x W x 3)."""
+
+    name: Literal["image"]
+    datatype: Literal["BYTES", "UINT8"]
+    shape: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=4)
+    parameters: TensorParameters = TensorParameters()
+    data: list[Any] | None = None
+
+
+class OutputParameters(Asked):
+    """The form of an output: whether it follows the JSON; texts `score:index:label` of so many classes."""
+
+    binary_data: bool | None = None
+    classification: int | None = Field(default=None, ge=1)
+
+
+class OutputTensor(Asked):
+    """An output tensor that a client asks for."""
+
+    name: str
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferenceParameters(Asked):
+    """Whether outputs follow the JSON by default."""
+
+    binary_data_output: bool = False
+
+
+class InferenceRequest(Asked):
+    """A request of the Open Inference Protocol."""
+
+    model_name: str | None = None
+    id: str | None = None
+    parameters: InferenceParameters = InferenceParameters()
+    inputs: list[InputTensor] = Field(min_length=1, max_length=1)
+    outputs: list[OutputTensor] = Field(default=[], max_length=4)
+
+
+def for_json(body: type[Schema], *others: str) -> dict[str, Any]:
+    """The keywords of a route that takes JSON, or bytes of other media types."""
+    schema = body.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inlined(part) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            value = parts[value["$ref"].rpartition("/")[2]]
+        return {name: inlined(part) for name, part in value.items()}
+
+    content = {"application/json": {"schema": inlined(schema)}, **dict.fromkeys(others, BINARY)}
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 

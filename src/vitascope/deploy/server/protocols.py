@@ -13,33 +13,31 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import functools
-import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
 
 from vitascope.deploy.server import openapi
+from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.batcher import Outcome
 from vitascope.deploy.server.decoder_process import Content
-from vitascope.deploy.server.rejections import Rejection
-from vitascope.deploy.server.service import BESIDE, Service
-from vitascope.deploy.server.uploads import Upload
+from vitascope.deploy.server.service import BESIDE, Service, answer
+from vitascope.deploy.server.uploads import Upload, read_body, type_of
 from vitascope.serialization import parse_json
 
 if TYPE_CHECKING:
     import torch
 
 R = TypeVar("R")
+S = TypeVar("S", bound=openapi.Schema)
 AROUND = ("image", "image_url", "image_bytes", "b64", "url")
 """Names of the fields that clients put a picture into."""
 JSON_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 """Content types of a body in JSON, perhaps with binary tensors after it; the last is curl's default."""
-KINDS = {str: "text", dict: "an object", list: "a list", int: "a whole number", bool: "true or false"}
-"""Types of JSON in words."""
 INLINE = 2**16
 """Bytes that are read in the event loop."""
 PICTURE_VALUES = 64
@@ -51,16 +49,11 @@ TOP = 5
 # Pictures and answers, as all protocols have them
 
 
-def type_of(request: Request) -> str:
-    """The declared type of a request's body."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
 async def json_body(request: Request, service: Service) -> bytes:
     """A body that holds JSON; 415 if it is declared as something else."""
     if (kind := type_of(request)) not in JSON_TYPES:
         raise Rejection(415, f"Content-Type {kind[:80]} is not JSON's: application/json")
-    return await service.read_body(request)
+    return await read_body(request, service.admission)
 
 
 async def computed(service: Service, size: int, function: Callable[[], R]) -> R:
@@ -75,23 +68,24 @@ async def computed(service: Service, size: int, function: Callable[[], R]) -> R:
         return await asyncio.to_thread(function)
 
 
-async def object_of(service: Service, text: bytes, most: int = 0) -> dict[str, Any]:
+async def object_of(form: type[S], service: Service, text: bytes, most: int = 0) -> S:
     """The JSON object in a body; 413 if it has too many values, by default more than pictures need; 422 for
-    anything else."""
+    anything else, and for fields that nothing reads: whoever sends one expects another result."""
     most = most or PICTURE_VALUES * service.settings.max_files
 
-    def parsed() -> Any:
+    def parsed() -> S:
         if (count := most_values(text)) > most:
             raise Rejection(413, f"the JSON has up to {count:,} values, over the limit of {most:,}")
-        return parse_json(text.decode("utf-8"))
+        return form.model_validate(parse_json(text.decode("utf-8")), strict=True)
 
     try:
-        value = await computed(service, len(text), parsed)
+        return await computed(service, len(text), parsed)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(part)[:80] for part in first["loc"]) or "the body"
+        raise Rejection(422, f"{place}: {first['msg']}") from error
     except ValueError as error:
         raise Rejection(422, f"the body is not JSON: {str(error)[:200]}") from error
-    if not isinstance(value, dict):
-        raise Rejection(422, f"the body is a JSON {type(value).__name__}, not an object")
-    return value
 
 
 def most_values(text: bytes) -> int:
@@ -102,21 +96,6 @@ def most_values(text: bytes) -> int:
     characters = np.frombuffer(text, np.uint8)
     begins = (characters == ord(",")) | (characters == ord("[")) | (characters == ord("{"))
     return 1 + int(np.count_nonzero(begins))
-
-
-def field(values: Any, name: str, *kinds: type) -> Any:
-    """A field of a JSON object that has one of these types; 422 for others."""
-    value = values.get(name) if isinstance(values, dict) else None
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise Rejection(422, f"{name} must be {' or '.join(KINDS[kind] for kind in kinds)}")
-    return value
-
-
-def reject_unknown(values: Any, known: Collection[str], kind: str = "field") -> None:
-    """Reject the fields of a JSON object that nothing reads: whoever sends one expects another result."""
-    unknown = [name for name, value in values.items() if value is not None and name not in known]
-    if unknown:
-        raise Rejection(422, f"unknown {kind} {unknown[0][:80]!r}; known are {', '.join(known)}")
 
 
 def decoded_picture(text: object) -> bytes:
@@ -139,20 +118,14 @@ def unwrapped(value: Any) -> Any:
     """The content of an object around a picture: `{"image": {"b64": ...}}`, `{"image_url": {"url": ...}}`."""
     for _ in range(3):
         if isinstance(value, dict):
-            reject_unknown(value, (*AROUND, "type"))
-            if len(contents := [value[name] for name in AROUND if value.get(name) is not None]) != 1:
-                raise Rejection(422, f"an object has {len(contents)} of {', '.join(AROUND)}; it needs one")
-            (value,) = contents
+            contents = [name for name, content in value.items() if name != "type" and content is not None]
+            if len(contents) != 1 or contents[0] not in AROUND:
+                names = ", ".join(contents)[:80]
+                raise Rejection(
+                    422, f"an object around a picture has one of {', '.join(AROUND)}, not {names}"
+                )
+            value = value[contents[0]]
     return value
-
-
-def parameters_of(values: Any, *known: str) -> dict[str, Any]:
-    """The object `parameters` of another one, which has known names alone; empty without any."""
-    if not isinstance(values, dict) or values.get("parameters") is None:
-        return {}
-    parameters: dict[str, Any] = field(values, "parameters", dict)
-    reject_unknown(parameters, known, "parameter")
-    return parameters
 
 
 def check_count(service: Service, count: int) -> None:
@@ -203,14 +176,9 @@ def top_of(service: Service, probabilities: torch.Tensor, count: int = TOP) -> l
 
 def card_of(service: Service, name: str) -> dict[str, Any]:
     """A model as OpenAI and KServe describe it, whose paths for that are the same."""
-    ready = not service.named(name).why_not_ready()
+    ready = not service.named(name).admission.why_not_ready()
     about = {"id": name, "object": "model", "created": 0, "owned_by": "vitascope"}
     return about | {"name": name, "ready": ready}
-
-
-def answer(content: Any) -> Response:
-    """A response in JSON."""
-    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
 
 # Hugging Face
@@ -219,7 +187,7 @@ def answer(content: Any) -> Response:
 def huggingface(service: Service) -> APIRouter:
     """`POST /` and `/models/NAME`: a picture's bytes, or `{"inputs": base64, "parameters": {...}}`."""
     routes = APIRouter(tags=["Hugging Face Inference"])
-    picture = openapi.for_json("inputs", others=("image/*", "application/octet-stream"))
+    picture = openapi.for_json(openapi.HubRequest, "image/*", "application/octet-stream")
 
     @routes.post("/models/{name:path}", **picture)
     async def named(request: Request, name: str) -> Response:
@@ -232,18 +200,13 @@ def huggingface(service: Service) -> APIRouter:
         return await classes(request, service)
 
     async def classes(request: Request, model: Service) -> Response:
-        body, count = await service.read_body(request), TOP
+        body, count = await read_body(request, service.admission), TOP
         if type_of(request) == "application/json":
-            values = await object_of(model, body)
-            reject_unknown(values, ("inputs", "parameters", "options"))  # options are of the hub's machines
-            body = decoded_picture(values.get("inputs"))
-            parameters = parameters_of(values, "top_k", "function_to_apply")
-            if parameters.get("top_k") is not None:
-                count = field(parameters, "top_k", int)
-            if count < 1:
-                raise Rejection(422, f"top_k must be at least 1, not {count}")
-            usual = "sigmoid" if model.engine.several else "softmax"
-            if parameters.get("function_to_apply") not in (None, usual):
+            wanted = await object_of(openapi.HubRequest, model, body)
+            body = decoded_picture(wanted.inputs)
+            count = wanted.parameters.top_k
+            usual = "sigmoid" if model.engine.thresholds else "softmax"
+            if wanted.parameters.function_to_apply not in ("", usual):
                 raise Rejection(422, f"this model's scores are those of function_to_apply={usual}")
         if model.engine.num_classes:
             (row,) = all_or_none(await rows_of(model, request, [body]))
@@ -272,36 +235,30 @@ def openai(service: Service) -> APIRouter:
         """A served model, and whether it is loaded."""
         return answer(card_of(service, name))
 
-    @routes.post("/v1/embeddings", **openapi.for_json("model", "input"))
+    @routes.post("/v1/embeddings", **openapi.for_json(openapi.EmbeddingsRequest))
     async def embeddings(request: Request) -> Response:
         """The features of pictures, which are data URIs, base64 or `{"image": ...}`."""
-        values = await object_of(service, await json_body(request, service))
-        reject_unknown(values, ("model", "input", "encoding_format", "dimensions", "user", "modality"))
-        if values.get("modality") not in (None, "image"):  # of infinity
-            raise Rejection(422, "modality is image: this model reads no other")
-        model = service.named(field(values, "model", str))
-        inputs = values.get("input")
-        inputs = inputs if isinstance(inputs, list) else [inputs]
+        body = await json_body(request, service)
+        wanted = await object_of(openapi.EmbeddingsRequest, service, body)
+        model = service.named(wanted.model)
+        inputs = wanted.input if isinstance(wanted.input, list) else [wanted.input]
         check_count(service, len(inputs))
-        form = values.get("encoding_format") or "float"
-        if form not in ("float", "base64"):
-            raise Rejection(422, "encoding_format is float or base64")
         pictures = [decoded_picture(unwrapped(value)) for value in inputs]
         rows = all_or_none(await rows_of(model, request, pictures, features=True))
-        if values.get("dimensions") not in (None, 0, len(rows[0])):  # infinity's clients send 0 for all
+        if wanted.dimensions not in (0, len(rows[0])):
             raise Rejection(422, f"dimensions are {len(rows[0])}: this model's embeddings have one length")
         data = [
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": row.tolist()
-                if form == "float"
-                else base64.b64encode(row.numpy().tobytes()).decode(),
+                "embedding": base64.b64encode(row.numpy().tobytes()).decode()
+                if wanted.encoding_format == "base64"
+                else row.tolist(),
             }
             for index, row in enumerate(rows)
         ]
         usage = {"prompt_tokens": 0, "total_tokens": 0}
-        return answer({"object": "list", "data": data, "model": values["model"], "usage": usage})
+        return answer({"object": "list", "data": data, "model": wanted.model, "usage": usage})
 
     return routes
 
@@ -320,17 +277,16 @@ def kserve(service: Service) -> APIRouter:
             return rejection
 
     async def instances(request: Request) -> list[bytes | Rejection]:
-        values = await object_of(service, await json_body(request, service))
-        reject_unknown(values, ("instances",))
-        check_count(service, len(field(values, "instances", list)))
-        return list(map(instance, values["instances"]))
+        wanted = await object_of(openapi.InstancesRequest, service, await json_body(request, service))
+        check_count(service, len(wanted.instances))
+        return list(map(instance, wanted.instances))
 
     @routes.get("/v1/models/{name:path}")
     async def ready(name: str) -> Response:
         """The served model, and whether it is loaded."""
         return answer(card_of(service, name))
 
-    @routes.post("/v1/models/{name:path}:predict", **openapi.for_json("instances"))
+    @routes.post("/v1/models/{name:path}:predict", **openapi.for_json(openapi.InstancesRequest))
     async def predict(request: Request, name: str) -> Response:
         """The most probable classes of each picture, or the error of one that cannot be read."""
         model = service.named(name)
@@ -343,24 +299,18 @@ def kserve(service: Service) -> APIRouter:
         answers = [{"error": str(row)} if isinstance(row, Rejection) else top_of(model, row) for row in rows]
         return answer({"predictions": answers})
 
-    @routes.post("/v1/models/{name:path}:explain", **openapi.for_json("instances"))
+    @routes.post("/v1/models/{name:path}:explain", **openapi.for_json(openapi.InstancesRequest))
     async def explain(request: Request, name: str) -> Response:
         """The heatmap of a picture by the default method."""
-        from vitascope.deploy.server.attention_pack import batch_size
-        from vitascope.explain.methods import DEFAULT_METHOD
-        from vitascope.predict.explanation import explain_pixels
-
         model = service.named(name)
-        compute = functools.partial(explain_pixels, batch_size=batch_size(model.torch_engine().device))
+        model.torch_engine()
         pictures = await instances(request)
         if len(pictures) != 1:
             raise Rejection(422, f"explain takes one picture, not {len(pictures)}")
         (picture,) = all_or_none(list(pictures))
-        uploads = [Upload("", picture)]
-        explanation = await model.run(
-            request, f"explain-{DEFAULT_METHOD}", compute, DEFAULT_METHOD, None, uploads=uploads
+        explanation = await model.explain(request, uploads=[Upload("", picture)])
+        return answer(
+            {"explanations": [{"label": explanation.label, "heatmap": explanation.heatmap.tolist()}]}
         )
-        target = None if explanation.target is None else model.engine.label(explanation.target)
-        return answer({"explanations": [{"label": target, "heatmap": explanation.heatmap.tolist()}]})
 
     return routes

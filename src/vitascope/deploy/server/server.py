@@ -54,11 +54,12 @@ def serve(
         raise UserError("--beside is for one MODEL without a name; each NAME has an explorer, /models/NAME/")
     check_installed()
     from vitascope.deploy.server import http_server
+    from vitascope.deploy.server.admission import connection_limit
 
     # OpenMP reads it when torch is first imported: waiting threads sleep. By default they spin, on the core
     # that the event loop, another worker or another program needs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    http_server.connection_limit(settings)
+    connection_limit(settings)
     token = read_token(settings)
     with listen(settings) as port:
         announce(models, settings, port, token)
@@ -143,10 +144,8 @@ def read_token(settings: Settings) -> str | None:
         source = f"--token-file {settings.token_file}"
         try:
             token = settings.token_file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{source} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{source} cannot be read: {error}") from error
     if token is None:
         return None
     if not token.strip():

@@ -1,13 +1,15 @@
-"""The model behind a queue: admission, the way of a picture to the model, loading and readiness.
+"""The model behind a queue: the way of a picture to the model, and loading.
 
-Routes read pictures with `read_uploads` and `decode` and compute by `batcher.submit`; `run` does all of it.
-Everything is computed through one bounded queue, in the one thread that has the model.
+Routes read pictures with `read_uploads` and compute by `outcomes`; `run` does both. Everything is computed
+through one queue, in the one thread that has the model; `Admission` bounds it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import json
 import logging
 import re
 import secrets
@@ -16,13 +18,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from starlette.responses import Response
+
+from vitascope.deploy.server.admission import STOPPING, Admission, Rejection
 from vitascope.deploy.server.batcher import Batcher, LongWork, Outcome, Pause, Work
 from vitascope.deploy.server.decoder_pool import DecoderPool
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions
 from vitascope.deploy.server.metrics import Metrics
-from vitascope.deploy.server.rejections import Expired, Overloaded, Rejection, raw_response
 from vitascope.deploy.server.settings import Settings
-from vitascope.deploy.server.uploads import ArrivingBodies, Upload, deadline_seconds, read_body, read_uploads
+from vitascope.deploy.server.uploads import Upload, deadline_seconds, read_uploads
 from vitascope.errors import UserError
 from vitascope.model.trust import FAMILIAR
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     from vitascope.data.preprocess import Pixels
     from vitascope.predict.engine import Engine, TorchEngine
+    from vitascope.predict.explanation import Explanation
 
 R = TypeVar("R")
 BESIDE = "/beside"
@@ -48,16 +53,10 @@ PREDICTIONS = re.compile(
 )
 EMBEDDINGS = re.compile(r"/v1/embed(?:dings)?")
 """Paths of work with the usual deadline, in every protocol, with the model's name."""
-FILE_ERRORS = (413, 422)
-"""Rejections of one picture; the others of a request still get results."""
 REQUEST_ID = re.compile(rb"[0-9A-Za-z._~:/+=@-]{1,128}")
 """The accepted form of X-Request-ID: nothing that could break a line of the log."""
 SPARE = 5.0  # seconds beyond the deadline after which a decoder process ends itself
 LAG_INTERVAL = 0.05  # seconds between two measurements of the event loop's lag
-SHED_LEAST, SHED_MOST, SHED_SHARE = 0.005, 0.02, 0.25
-"""Time for which predictions are rejected without another check: bounds in seconds, and the share of the
-pending work's time, so that the model does not run out of work."""
-RECENT = 1.0  # seconds for which the server reports itself as saturated after a rejection
 
 access_log = logging.getLogger("vitascope.access")
 
@@ -82,20 +81,18 @@ class Service:
         self.places: dict[str, Service] = first.places if first else {"": self}
         self.places[place] = self
         self.metrics: Metrics = first.metrics if first else Metrics()
-        self.arriving: ArrivingBodies = first.arriving if first else ArrivingBodies()
         self.reading: asyncio.Semaphore = first.reading if first else asyncio.Semaphore(1)  # of large JSON
-        self.draining = False  # whether the server is stopping: new requests get 503
-        self.in_flight = 0  # requests that need the model, admitted and not answered
-        self.unanswered = 0  # requests in flight when the time to finish them was over
-        self.lag = 0.0  # seconds by which the event loop is late, which a request waits before it is seen
-        observe = self.metrics.observe_batch
-        self.batcher: Batcher = first.batcher if first else Batcher(settings.queue, observe)
+        self.unanswered = 0  # requests in progress when the time to finish them was over
+        self.batcher: Batcher = first.batcher if first else Batcher(self.metrics.observe_batch)
+        self.admission: Admission = (
+            first.admission if first else Admission(settings, self.batcher, self.metrics)
+        )
         self.decoders = DecoderPool()
         self._id_prefix, self._id_numbers = secrets.token_hex(4).encode(), itertools.count(1)
         self._open_engine = open_engine
         self._engine: Engine | None = None
-        self._last_overload = self._shed_until = float("-inf")
-        self._shed_response = (b"", b"")
+        others = (path for name in settings.protocols for path in OF_PROTOCOLS.get(name, ()))
+        self._computed = (COMPUTED, *others)  # the beginnings of paths that need a model
         # From pictures to probabilities (K,) and to pooled representations (D,), float32 on the CPU
         self._kind = f"{self.name}/" if self.name else ""  # before the names of its work in the metrics
         self.predictions = Work(f"{self._kind}predict", self._answers, settings.max_batch)
@@ -114,7 +111,7 @@ class Service:
         for model in self.models:
             model.decoders.start()
         self._tasks = [loop.create_task(self._load_all()), loop.create_task(self._measure_lag())]
-        while wait_for_model and not (self._engine or self.fault or self.draining):
+        while wait_for_model and not (self._engine or self.fault or self.admission.closed == STOPPING):
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
@@ -128,7 +125,7 @@ class Service:
     def give_up(self) -> None:
         """Answer the requests in flight with 503."""
         if self._given_up is not None and not self._given_up.done():
-            self.unanswered = self.in_flight
+            self.unanswered = self.admission.taken.requests
             self._given_up.set_result(None)
 
     @property
@@ -141,19 +138,8 @@ class Service:
     def engine(self) -> Engine:
         """The loaded engine; rejects (503) until it is loaded."""
         if self._engine is None:
-            raise Rejection(503, self.why_not_ready())
+            raise Rejection(503, self.admission.why_not_ready())
         return self._engine
-
-    def why_not_ready(self) -> str:
-        """The reason to send requests elsewhere; empty if the server is ready."""
-        if self.first.draining:
-            return "the server is stopping"
-        if self._engine is None:
-            return f"the model cannot be loaded: {self.fault}" if self.fault else "the model is still loading"
-        stalled = self.batcher.seconds_computing()
-        if stalled > self.settings.stalled_s:
-            return f"the model has not answered for {stalled:.0f} s"
-        return "saturated: requests are being rejected" if _now() - self._last_overload < RECENT else ""
 
     # Several models
 
@@ -188,30 +174,11 @@ class Service:
 
     # Admission
 
-    def check_room(self, path: str) -> None:
-        """Reject a request (429, 503) before its body is read if it could not be computed in time."""
-        if self.first.draining:
-            raise Rejection(503, self.why_not_ready())
-        _ = self.engine
-        self._check_places(1)
-        if (work := self.work_of(path)) is None:  # it may have a longer deadline
-            return
-        deadline = self.deadline()
-        if deadline <= _now():
-            lag = self.first.lag
-            raise Overloaded(f"requests wait for {lag:.1f} s before they are seen", lag)
-        coming = max(0, self.first.in_flight - self.arriving.requests - self.batcher.pending)
-        self.batcher.check_room(work, deadline, coming=coming)
-
-    def _check_places(self, more: int) -> None:
-        """Reject `more` requests beyond the limit; those whose bodies are being read do not count."""
-        limit = self.settings.queue
-        if self.first.in_flight - self.arriving.requests + more > limit:
-            reason = f"{limit} requests are in progress, which is the limit"
-            raise Overloaded(reason, self.batcher.seconds_ahead())
-
     def work_of(self, path: str) -> Work | None:
-        """The predictions or embeddings that a path needs; None of other work."""
+        """The predictions or embeddings that a path needs; None of other work, which may have a longer
+        deadline, and before the model is loaded."""
+        if self._engine is None:
+            return None
         if EMBEDDINGS.fullmatch(path):
             return self.embeddings
         if not (match := PREDICTIONS.fullmatch(path)):
@@ -223,35 +190,17 @@ class Service:
     def shed(self, path: str, client: str, client_id: bytes | None) -> bytes | None:
         """The raw 429 for a prediction without room, logged and counted; None if there is room."""
         model, inside = self.model_of(path)
-        if self.draining or self._engine is None or not self.computes("POST", inside):
+        if self.admission.closed or EMBEDDINGS.fullmatch(inside) or not self.computes("POST", inside):
             return None
-        if EMBEDDINGS.fullmatch(inside) or model.work_of(inside) is None:
+        work = model.work_of(inside)
+        response = self.admission.shed(work, model.deadline()) if work else None
+        if response is None:
             return None
-        now = _now()
-        if now >= self._shed_until:
-            try:
-                model.check_room(inside)
-                return None
-            except Overloaded as overload:
-                self._shed_response = raw_response(overload)
-                seconds = SHED_SHARE * overload.seconds_ahead
-                self._shed_until = now + min(max(seconds, SHED_LEAST), SHED_MOST)
-        self._last_overload = now
-        self.metrics.refused.inc()
         request_id = self.request_id(client_id)
         self.metrics.observe_request(path, 429, 0.0)
         self.log_request(client, "POST", path, 429, 0.0, request_id)
-        head, body = self._shed_response
+        head, body = response
         return b"%sx-request-id: %s\r\n\r\n%s" % (head, request_id, body)
-
-    def count_rejection(self, rejection: Exception) -> None:
-        """Update the metrics, and whether the server is saturated."""
-        if isinstance(rejection, Overloaded):
-            self._last_overload = _now()
-        if isinstance(rejection, Expired):
-            self.metrics.expired.labels(rejection.stage).inc()
-        elif isinstance(rejection, Rejection) and rejection.status_code == 429:
-            self.metrics.refused.inc()
 
     def request_id(self, given: bytes | None) -> bytes:
         """The client's X-Request-ID if it has the accepted form, else a new one."""
@@ -269,42 +218,15 @@ class Service:
 
     def computes(self, method: str, path: str) -> bool:
         """Whether a request needs the model, and so a place in the queue."""
-        protocols = self.settings.protocols
-        begins = (COMPUTED, *(path for name in protocols for path in OF_PROTOCOLS.get(name, ())))
-        return method == "POST" and (path.startswith(begins) or (path == "/" and "huggingface" in protocols))
-
-    def count_in_flight(self, change: int) -> None:
-        """Count a request that is admitted (1) or answered (-1)."""
-        self.in_flight += change
-        self.metrics.in_flight.inc(change)
+        if path == "/":
+            return method == "POST" and "huggingface" in self.settings.protocols
+        return method == "POST" and path.startswith(self._computed)
 
     def deadline(self, request: Request | None = None, milliseconds: float | None = None) -> float:
         """The deadline of a request, on the event loop's clock; X-Deadline-Ms may make it earlier."""
         longest = (milliseconds or self.settings.deadline_ms) / 1000
         asked = None if request is None else deadline_seconds(request)
-        return _now() - self.first.lag + min(longest, asked or longest)
-
-    # Pictures
-
-    async def read_uploads(self, request: Request) -> list[Upload]:
-        """The encoded pictures of a request: one of a raw body, or all files of a form."""
-        uploads = await read_uploads(request, self.settings, self.arriving)
-        self._check_places(0)  # it has counted among `in_flight` since its headers arrived
-        return uploads
-
-    async def read_body(self, request: Request) -> bytes:
-        """The bytes of a request's body, within the same limits."""
-        body = await read_body(request, self.settings, self.arriving)
-        self._check_places(0)
-        return body
-
-    async def decode(self, upload: Upload, *, deadline: float) -> Pixels:
-        """Decode a picture in a process of its own: uint8 (C, H, W); rejects with 413, 422, 429 or 504."""
-        _ = self.engine
-        try:
-            return await self.decoders.decode(upload.content, deadline=deadline)
-        except DecodeError as error:
-            raise Rejection(error.status, f"{upload.name or 'the body'}: {error}") from error
+        return _now() - self.admission.lag + min(longest, asked or longest)
 
     # Computing
 
@@ -316,11 +238,10 @@ class Service:
 
         async def outcome(upload: Upload) -> Outcome | Rejection:
             try:
-                pixels = await self.decode(upload, deadline=deadline)
-            except Rejection as rejection:
-                if rejection.status_code not in FILE_ERRORS:
-                    raise
-                return rejection
+                pixels = await self.decoders.decode(upload.content, deadline=deadline)
+            except DecodeError as error:
+                return rejected(upload, error)
+            self.admission.admit(request.state.claim, work=work, deadline=deadline)
             return await self.batcher.submit(work, pixels, deadline=deadline)
 
         async def all_of_them() -> list[Outcome | Rejection]:
@@ -346,11 +267,15 @@ class Service:
         Functions of one kind, which is their name in the metrics, take about the same time. `uploads` are the
         pictures of a body that has been read.
         """
-        uploads = await self.read_uploads(request) if uploads is None else uploads
+        uploads = await read_uploads(request, self.admission) if uploads is None else uploads
         if len(uploads) != 1:
             raise Rejection(422, f"expected one picture, not {len(uploads)}")
-        decoding = self.decode(uploads[0], deadline=self.deadline(request))
-        pixels = await self.unless_gone(request, decoding)
+        (upload,) = uploads
+        decoding = self.decoders.decode(upload.content, deadline=self.deadline(request))
+        try:
+            pixels = await self.unless_gone(request, decoding)
+        except DecodeError as error:
+            raise rejected(upload, error) from error
 
         def in_parts(pause: Pause) -> R:
             from vitascope.explain.inputs import before_each_forward
@@ -360,10 +285,27 @@ class Service:
 
         work = self._long_works.get(kind) or LongWork(self._kind + kind)
         deadline = self.deadline(request, self.settings.explain_deadline_ms)
+        self.admission.admit(request.state.claim, work=work, deadline=deadline)
         computing = self.batcher.submit(work, in_parts, deadline=deadline)
         outcome = await self.unless_gone(request, computing)
         self._long_works[kind] = work  # only now: a kind that fails may have been invented by a client
         return outcome.value
+
+    async def explain(
+        self,
+        request: Request,
+        method: str | None = None,
+        target: str | None = None,
+        uploads: Sequence[Upload] | None = None,
+    ) -> Explanation:
+        """Explain a request's only picture, by default by the method of `vitascope explain`."""
+        from vitascope.deploy.server.attention_pack import batch_size
+        from vitascope.explain.methods import DEFAULT_METHOD
+        from vitascope.predict.explanation import explain_pixels
+
+        method = method or DEFAULT_METHOD
+        compute = functools.partial(explain_pixels, batch_size=batch_size(self.torch_engine().device))
+        return await self.run(request, f"explain-{method}", compute, method, target, uploads=uploads)
 
     def check_classes(self) -> None:
         """Reject predictions of a model without a head (501)."""
@@ -404,7 +346,7 @@ class Service:
             if working.done():
                 return working.result()
             if given_up.done():
-                raise Rejection(503, self.why_not_ready())
+                raise Rejection(503, self.admission.why_not_ready())
             self.metrics.abandoned.inc()
             raise Rejection(499, "the client left")
         finally:
@@ -414,12 +356,18 @@ class Service:
     # In the background, and in the model's thread
 
     async def _load_all(self) -> None:
-        engines = [await model._load() for model in self.models]
+        try:
+            engines = [await model._load() for model in self.models]
+        except BaseException as error:
+            self.admission.closed = f"the model cannot be loaded: {error}"
+            raise
         for model, engine in zip(self.models, engines, strict=True):
             model._engine = engine
+        if self.admission.closed != STOPPING:
+            self.admission.closed = ""
 
     async def _load(self) -> Engine:
-        work = Work("load", lambda _: [self._open()], 1)
+        work = Work("load", lambda _: [self._open()])
         engine: Engine = (await self.batcher.submit(work, None, deadline=float("inf"))).value
         megapixels, memory_mb = self.settings.max_megapixels, self.settings.max_decode_mb
         max_seconds = self.settings.deadline_ms / 1000 + SPARE
@@ -430,7 +378,7 @@ class Service:
         while True:
             due = _now() + LAG_INTERVAL
             await asyncio.sleep(LAG_INTERVAL)
-            self.lag = _now() - due
+            self.admission.lag = _now() - due
 
     def _open(self) -> Engine:
         """Open the model and run it, so that no request pays for its first run."""
@@ -468,6 +416,16 @@ class Service:
         with _few_threads(self.engine, len(pictures)):
             (found,) = self.engine.features_of_pictures(pictures)
             return list(found.cpu())
+
+
+def answer(content: Any) -> Response:
+    """A response in JSON."""
+    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
+
+
+def rejected(upload: Upload, error: DecodeError) -> Rejection:
+    """The rejection of one picture (413, 422); the others of a request still get results."""
+    return Rejection(error.status, f"{upload.name or 'the body'}: {error}")
 
 
 def _few_threads(engine: Engine, pictures: int) -> AbstractContextManager[None]:

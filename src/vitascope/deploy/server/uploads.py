@@ -13,10 +13,8 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
+from vitascope.deploy.server.admission import Admission, Rejection, Room
 from vitascope.deploy.server.decoder_process import Content
-from vitascope.deploy.server.rejections import Rejection
-from vitascope.deploy.server.settings import Settings
-from vitascope.model.hardware import return_freed_memory
 
 LINGER = 4
 """A body over the limit is read on, and dropped, up to this many times the limit: a client that writes before
@@ -25,8 +23,6 @@ HOW = (
     "send a picture's bytes as Content-Type: image/jpeg, image/png, ... or application/octet-stream, or "
     "files in a multipart/form-data form; URLs are not fetched"
 )
-RETURNED = 2**26
-"""Bytes of bodies after which freed memory is returned: 5 ms for so many."""
 UNDECLARED = ("", "application/x-www-form-urlencoded")
 """Content types that do not describe the body: none, and the default of `curl --data-binary`."""
 SIGNATURE = re.compile(
@@ -40,25 +36,6 @@ CODINGS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS
 MAX_DIGITS = 18  # digits of a number in a header: int() fails on very long ones
 
 
-@dataclasses.dataclass
-class ArrivingBodies:
-    """The requests whose bodies are being read, which take no place in the queue; and the bytes of all bodies
-    whose requests are not answered yet."""
-
-    requests: int = 0
-    bytes: int = 0
-    released: int = dataclasses.field(default=0, compare=False)
-
-    def release(self, size: int) -> None:
-        """Count the bytes of a request that is answered. Now and then, freed memory goes back to the system,
-        which glibc does not do by itself, least of all after `reuse_freed_memory`."""
-        self.bytes -= size
-        self.released += size
-        if self.released >= RETURNED:
-            self.released = 0
-            return_freed_memory()
-
-
 @dataclasses.dataclass(frozen=True)
 class Upload:
     """A picture with its file name, which is empty for a raw body."""
@@ -67,15 +44,20 @@ class Upload:
     content: Content
 
 
-async def read_uploads(request: Request, settings: Settings, arriving: ArrivingBodies) -> list[Upload]:
+def type_of(request: Request) -> str:
+    """The declared type of a request's body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_uploads(request: Request, admission: Admission) -> list[Upload]:
     """The encoded pictures of a request: one of a raw body, which may have no declared type, or a form's."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = type_of(request)
     undeclared = kind in UNDECLARED
     if kind == "multipart/form-data":
-        return await _files(request, await read_body(request, settings, arriving), settings.max_files)
+        return await _files(request, await read_body(request, admission), admission.settings.max_files)
     if not (undeclared or kind.startswith("image/") or kind == "application/octet-stream"):
         raise Rejection(415, f"Content-Type {kind[:80]} is not a picture's; {HOW}")
-    body = await read_body(request, settings, arriving)
+    body = await read_body(request, admission)
     if not body:
         raise Rejection(422, f"the body is empty; {HOW}")
     if undeclared and not SIGNATURE.match(body):
@@ -84,38 +66,28 @@ async def read_uploads(request: Request, settings: Settings, arriving: ArrivingB
     return [Upload("", body)]
 
 
-async def read_body(request: Request, settings: Settings, arriving: ArrivingBodies) -> bytes:
-    """The bytes of a request's body, read and decompressed within the limits."""
+async def read_body(request: Request, admission: Admission) -> bytes:
+    """The bytes of a request's body, decompressed, within the limits; after that the request has a place."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in CODINGS:
         raise Rejection(415, f"Content-Encoding {coding[:80]!r}; accepted are {', '.join(CODINGS)}")
-    limit = int(settings.max_body_mb * 1e6)
-    too_large = Rejection(413, f"the body is over the limit of {settings.max_body_mb:g} MB", close=True)
-    declared = _whole_number(request.headers.get("content-length", "0"))
+    declared = whole_number(request.headers.get("content-length", "0"))
     if declared is None:
         raise Rejection(413, "Content-Length is not a readable number of bytes", close=True)
-    if declared > LINGER * limit or (declared > limit and "expect" in request.headers):
-        raise too_large
+    claim, limit = request.state.claim, admission.most_bytes
+    if declared > LINGER * limit or "expect" in request.headers:
+        admission.admit(claim, body=declared)
     chunks: list[bytes] = []
-    size = 0
-    most = max(limit, int(settings.max_bodies_mb * 1e6))
+    size, settings = 0, admission.settings
     now = asyncio.get_running_loop().time
     end = now() + settings.read_timeout_s
-
-    def hold(size: int) -> None:
-        arriving.bytes += size
-        request.state.held += size
-        if arriving.bytes > most:
-            raise Rejection(503, f"all bodies take more than {most / 1e6:g} MB", close=True)
-
-    arriving.requests += 1
     try:
         async with asyncio.timeout_at(min(end, now() + settings.read_stall_s)) as timer:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size <= limit:
+                    admission.admit(claim, Room(size=len(chunk)))
                     chunks.append(chunk)
-                    hold(len(chunk))
                 else:
                     chunks.clear()
                     if size > LINGER * limit:
@@ -128,17 +100,13 @@ async def read_body(request: Request, settings: Settings, arriving: ArrivingBodi
         raise Rejection(408, reason, close=True) from error
     except ClientDisconnect as error:
         raise Rejection(499, "the client left") from error
-    finally:
-        arriving.requests -= 1
-    if size > limit:
-        raise too_large
-    body = b"".join(chunks)
+    admission.admit(claim, body=size)
+    content = b"".join(chunks)
     if coding != "identity":
-        body = await asyncio.to_thread(_decompressed, body, coding, limit + 1)
-        hold(len(body))
-        if len(body) > limit:
-            raise too_large
-    return body
+        content = await asyncio.to_thread(_decompressed, content, coding, limit + 1)
+        admission.admit(claim, Room(size=len(content)), body=len(content))
+    admission.admit(claim, Room(places=1))
+    return content
 
 
 def _decompressed(body: bytes, coding: str, most: int) -> bytes:
@@ -176,7 +144,7 @@ async def _files(request: Request, body: bytes, max_files: int) -> list[Upload]:
     return uploads
 
 
-def _whole_number(text: str) -> int | None:
+def whole_number(text: str) -> int | None:
     """A number of at most `MAX_DIGITS` decimal digits; None for any other text."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return int(text) if is_number else None
@@ -187,7 +155,7 @@ def deadline_seconds(request: Request) -> float | None:
     text = request.headers.get("x-deadline-ms")
     if text is None:
         return None
-    milliseconds = _whole_number(text)
+    milliseconds = whole_number(text)
     if not milliseconds:
         form = f"a whole number of milliseconds, at least 1 and of at most {MAX_DIGITS} digits"
         raise Rejection(422, f"X-Deadline-Ms is {form}, not {text[:40]!r}")

@@ -16,10 +16,10 @@ from vitascope.arguments import Range, checked
 from vitascope.errors import UserError
 from vitascope.explain.faithfulness.perturbation import Perturbation, PerturbationPlan, areas, order_of
 from vitascope.explain.faithfulness.results import RANDOM, Comparison, Scores
-from vitascope.explain.heatmaps import Count, grid_of
-from vitascope.explain.inputs import Images, as_images, pooled_and_logits
+from vitascope.explain.heatmaps import Count, grid_of, not_finite
+from vitascope.explain.inputs import Images, as_images, check_some, pooled_and_logits
 from vitascope.explain.methods import methods_for
-from vitascope.explain.targets import ClassScore, Target, TargetLike, as_target
+from vitascope.explain.targets import ClassScore, Target, TargetLike, as_classes
 from vitascope.model.heads import scores
 from vitascope.model.vision_model import VisionModel, evaluation_mode
 
@@ -40,7 +40,7 @@ def compare(
     *,
     target: TargetLike = None,
     steps: Count = 10,
-    shares: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
+    shares: Annotated[Sequence[float], Range(gt=0, lt=1)] = (0.1, 0.3, 0.5, 0.7, 0.9),
     seed: Annotated[int, Range(ge=0)] = 0,
     batch_size: Count = 64,
     progress: Callable[[int, int], None] | None = None,
@@ -50,20 +50,16 @@ def compare(
     Cells are removed in the order of falling heat; cells of equal heat in random order. The score is the
     probability of the explained class, which is fixed before anything is removed.
 
-    Deletion (Petsiuk et al. 2018, "RISE", section 4.2): cells are replaced by zero, which in normalized
-    images is the mean colour; the area under the probability over the share deleted, by the trapezoidal rule.
-    Insertion: cells are inserted into a blurred image; the area under the probability over the share
-    inserted. ROAD (Rong et al. 2022, "A Consistent and Efficient Evaluation Strategy for Attribution
-    Methods"): cells are imputed; the probability with the least relevant cells imputed minus that with the
-    most relevant ones, mean over `shares`. Unlike there, whole cells are imputed and not pixels, because
-    heatmaps have no finer detail.
+    Deletion (Petsiuk et al. 2018, "RISE", section 4.2): cells are replaced by zero, the mean colour; the area
+    under the probability over the share deleted, by the trapezoidal rule. Insertion: cells are inserted into
+    a blurred image. ROAD (Rong et al. 2022, "A Consistent and Efficient Evaluation Strategy for Attribution
+    Methods"): whole cells are imputed; the probability with the least relevant cells imputed minus that with
+    the most relevant ones, mean over `shares`.
 
-    The baseline, "random", is the mean of `RANDOM_MAPS` random orders per image. Heatmaps are computed one
-    image at a time, so memory does not grow with the number of images. For each image and method the model
-    runs on 2 (steps - 1) + 2 len(shares) variants.
+    The baseline, "random", is the mean of `RANDOM_MAPS` random orders per image. For each image and method
+    the model runs on 2 (steps - 1) + 2 len(shares) variants; memory does not grow with the number of images.
 
     Args:
-        model: any classifier; runs in evaluation mode.
         images: pictures, or normalized floats (B, C, H, W) on the model's device.
         methods: by name; each is called with the model, (1, C, H, W) and a `Target`, and returns
             (1, grid_h, grid_w). Default: all `METHODS` that suit the model.
@@ -71,18 +67,19 @@ def compare(
         steps: points of the deletion and insertion curves after their start; at most the number of cells.
         shares: shares of the cells that ROAD imputes, each in (0, 1); at least one cell is, and one is not.
         seed: of the random orders and of the noise.
-        batch_size: variants per forward pass.
         progress: called after each batch with the number of variants done, and of all.
 
     Raises:
-        UserError: no images or methods; a method named "random"; a target that is not a class; a model
-            without classes; steps below 1; shares outside (0, 1); a heatmap of another shape or with values
-            that are not finite; logits that are not finite; a grid of one cell.
+        UserError: no images; a method named "random"; a target that is not a class; a heatmap of another
+            shape; heatmaps or logits that are not finite; a grid of one cell.
     """
     images = as_images(model, images)
     methods = methods_for(model) if methods is None else methods
     grid = grid_of(model, images)
-    _check(images, methods, grid, shares)
+    check_some(images)
+    if RANDOM in methods:
+        raise UserError(f'"{RANDOM}" names the baseline, which is always included: rename the method')
+    check_cells(images, grid)
     plan = PerturbationPlan(cells=math.prod(grid), steps=min(steps, math.prod(grid)), shares=tuple(shares))
     names = (*methods, *[RANDOM] * RANDOM_MAPS)
     total = len(images) * (3 + len(names) * plan.variants)
@@ -94,7 +91,7 @@ def compare(
         if progress is not None:
             progress(done, total)
 
-    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    measured: dict[str, list[list[float]]] = {name: [] for name in names}
     with evaluation_mode(model):
         chosen = explained_classes(model, images, target, batch_size)
         for index, image in enumerate(images):
@@ -105,29 +102,15 @@ def compare(
             scored = class_probabilities(model, variants, about, batch_size, advance)
             ends, rest = scored[:3], scored[3:].split(plan.variants)
             for name, part, took in zip(names, rest, seconds, strict=True):
-                found[name].append([*areas(plan, ends, part), took])
+                measured[name].append([*areas(plan, ends, part), took])
     return Comparison(
-        scores={name: _scores(rows, len(images)) for name, rows in found.items()},
+        scores={name: _scores(rows, len(images)) for name, rows in measured.items()},
         classes=tuple(chosen.classes.expand(len(images)).tolist()),
         grid=grid,
         steps=plan.steps,
         shares=plan.shares,
         seed=seed,
     )
-
-
-def _check(
-    images: Tensor, methods: Mapping[str, HeatmapFunction], grid: tuple[int, int], shares: Sequence[float]
-) -> None:
-    if len(images) == 0:
-        raise UserError("no images: give at least one, and 20 or more for useful intervals")
-    if not methods:
-        raise UserError("no methods: give at least one to compare with random")
-    if RANDOM in methods:
-        raise UserError(f'"{RANDOM}" names the baseline, which is always included: rename the method')
-    check_cells(images, grid)
-    if not shares or not all(0 < share < 1 for share in shares):
-        raise UserError(f"shares to impute must lie between 0 and 1, not {tuple(shares)}")
 
 
 def check_cells(images: Tensor, grid: tuple[int, int]) -> None:
@@ -141,18 +124,19 @@ def check_cells(images: Tensor, grid: tuple[int, int]) -> None:
 
 def explained_classes(model: VisionModel, images: Tensor, target: TargetLike, batch_size: int) -> ClassScore:
     """The class of each image whose probability is measured."""
-    if not model.config.gives_classes:
-        raise UserError("this model has no head for classes: it has no classes to measure faithfulness on")
     logits = torch.cat([pooled_and_logits(model, part)[1] for part in images.split(batch_size)])
     if not logits.isfinite().all():
-        raise UserError("the model's logits are not finite: look for NaN in the images and the weights")
-    chosen = as_target(target, model.config, logits)
-    if not isinstance(chosen, ClassScore):
+        raise not_finite("the model's logits are not finite")
+    return as_classes(target, model.config, logits)
+
+
+def check_heat(name: str, heat: Tensor, grid: tuple[int, int]) -> None:
+    """Reject anything but a heatmap (1, gh, gw) of finite values."""
+    if heat.shape != (1, *grid) or not heat.isfinite().all():
         raise UserError(
-            "faithfulness is measured on the probability of a class: give classes, not a "
-            f"{type(chosen).__name__}"
+            f"{name}: a heatmap of one image has finite values {(1, *grid)}, and this one is "
+            f"{tuple(heat.shape)} with {int((~heat.isfinite()).sum())} values not finite"
         )
-    return chosen
 
 
 def _orders(
@@ -172,11 +156,7 @@ def _orders(
         start = time.perf_counter()
         heat = method(model, image[None], about).detach().cpu()  # waits for the device: part of the time
         seconds.append(time.perf_counter() - start)
-        if heat.shape != (1, *grid):
-            raise UserError(f"{name} returns a heatmap {tuple(heat.shape)} of one image, not {(1, *grid)}")
-        if not heat.isfinite().all():
-            bad = int((~heat.isfinite()).sum())
-            raise UserError(f"{name} returns a heatmap with {bad} of {heat.numel()} values not finite")
+        check_heat(name, heat, grid)
         orders.append(order_of(heat, ties))
     baseline = np.random.default_rng([*key, _BASELINE])
     orders += [torch.from_numpy(baseline.permutation(cells)) for _ in range(RANDOM_MAPS)]
@@ -192,11 +172,11 @@ def class_probabilities(
     advance: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
     """The probability of one class in any number of images (C, H, W): float64 (n,), on the CPU."""
-    scored, left, chosen = [], iter(variants), int(about.classes)
-    while batch := list(itertools.islice(left, batch_size)):
+    scored, rest, label = [], iter(variants), int(about.classes)
+    while batch := list(itertools.islice(rest, batch_size)):
         logits = pooled_and_logits(model, torch.stack(batch))[1].float()  # (B, K)
         probabilities = scores(logits, model.config.outputs)
-        scored.append(probabilities[:, chosen].double())
+        scored.append(probabilities[:, label].double())
         advance(len(batch))
     return torch.cat(scored).cpu()  # not batch by batch: the device would wait for the next one
 

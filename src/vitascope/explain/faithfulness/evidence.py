@@ -14,7 +14,12 @@ from torch import Tensor
 
 from vitascope.arguments import Range, checked
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.compare import check_cells, class_probabilities, explained_classes
+from vitascope.explain.faithfulness.compare import (
+    check_cells,
+    check_heat,
+    class_probabilities,
+    explained_classes,
+)
 from vitascope.explain.faithfulness.perturbation import Perturbation, PerturbationPlan, areas, order_of
 from vitascope.explain.faithfulness.results import MERIT
 from vitascope.explain.heatmaps import Count, grid_of
@@ -28,7 +33,7 @@ IMPUTED = 0.3
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Evidence:
-    """The deletion curve and the merit of a map, and those of random maps."""
+    """The deletion curves and the merits of a map and of random maps."""
 
     shares: npt.NDArray[np.float64]
     """Share of the cells that are deleted, (S,), from 0 to 1."""
@@ -69,18 +74,15 @@ def evidence(
     2 (maps + 1) steps + 3 variants.
 
     Args:
-        model: any classifier; runs in evaluation mode.
         image: one picture, or normalized floats (1, C, H, W).
         heatmap: (grid_h, grid_w) or (1, grid_h, grid_w), a tensor or an array, of any scale.
         target: the class that the heatmap explains, by number or name; None is the predicted class.
         maps: random orders; the smallest p-value is 1 / (maps + 1).
         steps: points of the curves after their start; at most the number of cells.
         seed: of the random orders, and of the order of cells with equal heat.
-        batch_size: variants per forward pass.
 
     Raises:
-        UserError: several images; a heatmap of another shape, or not finite; a target that is not a class; a
-            model without classes; logits that are not finite; a grid of one cell.
+        UserError: several images; a heatmap of another shape, or not finite; otherwise as `compare`.
     """
     images = as_images(model, image)
     if len(images) != 1:
@@ -88,8 +90,7 @@ def evidence(
     grid = grid_of(model, images)
     check_cells(images, grid)
     heat = torch.as_tensor(heatmap).detach().cpu()
-    if tuple(heat.shape[-2:]) != grid or heat.numel() != math.prod(grid) or not heat.isfinite().all():
-        raise UserError(f"a heatmap of this image has finite values {grid}, not {tuple(heat.shape)}")
+    check_heat("evidence", heat[None] if heat.ndim == 2 else heat, grid)
     cells, rng = math.prod(grid), np.random.default_rng(seed)
     plan = PerturbationPlan(cells=cells, steps=min(steps, cells), shares=(IMPUTED,))
     orders = [order_of(heat, rng.permutation(cells))]

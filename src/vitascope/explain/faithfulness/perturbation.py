@@ -18,7 +18,6 @@ import torch
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from vitascope.errors import UserError
 from vitascope.explain.heatmaps import cell_of_pixels
 
 BLUR = 1 / 8
@@ -124,14 +123,11 @@ def _gaussian(side: int) -> Tensor:
 
 def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tensor:
     """Replace the pixels `removed`, bool (H, W), of an image (C, H, W) by the weighted mean of their
-    neighbours, plus noise. At the border, the weights of the existing neighbours are scaled to sum to 1."""
+    neighbours, plus noise. At the border, the weights of the existing neighbours are scaled to sum to 1. At
+    least one pixel is removed, and one is not."""
     C, H, W = image.shape
     gone = removed.cpu().numpy().ravel()  # (HW,)
-    if gone.all():
-        raise UserError(f"all {H * W} pixels are removed: none is left to impute them from")
-    if not gone.any():
-        return image.clone()
-    unknown, known = np.flatnonzero(gone), np.flatnonzero(~gone)
+    unknown, kept = np.flatnonzero(gone), np.flatnonzero(~gone)
     rows = _system(H, W)[unknown]  # (U, HW)
     pixels = image.detach().cpu().double().reshape(C, H * W).numpy().T  # (HW, C)
     # The matrix is symmetric and positive definite, so there is nothing to pivot.
@@ -142,7 +138,7 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | float = 0.0) -> Tenso
         options={"SymmetricMode": True},
     )
     filled = np.zeros_like(pixels)
-    filled[unknown] = factors.solve(-(rows[:, known] @ pixels[known]))
+    filled[unknown] = factors.solve(-(rows[:, kept] @ pixels[kept]))
     means = torch.from_numpy(filled.T).reshape(C, H, W).to(image)
     return torch.where(removed.to(image.device), means + noise, image)
 

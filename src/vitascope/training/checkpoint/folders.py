@@ -134,36 +134,22 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def verify(folder: Path) -> None:
-    """Check a checkpoint's manifest, the size of every file, then the checksums."""
+    """Check a checkpoint's manifest, and the size and checksum of every file."""
     if not (folder / MANIFEST).is_file() or step_of_folder(folder.name) is None:
         raise UserError(f"{folder}: not a checkpoint, which is a folder step-00001234 with a {MANIFEST}")
     manifest = read_json(folder / MANIFEST)
     records = manifest.get("files")
-    if (
-        not isinstance(records, dict)
-        or STATE not in records
-        or not all(_is_record(*item) for item in records.items())
-    ):
+    if not isinstance(records, dict) or STATE not in records:
         raise UserError(f"{folder / MANIFEST}: broken: it lists no files with sizes and checksums")
     if manifest.get("step") != _step(folder):
         step = f"{manifest.get('step')!r:.40}"
         raise UserError(f"{folder / MANIFEST}: of step {step}, in the folder {folder.name}")
     try:
         for name, expected in records.items():
-            size = (folder / name).stat().st_size
-            if size != expected["bytes"]:
-                raise UserError(f"{folder / name}: {size} bytes, but {expected['bytes']} were written")
-        for name, expected in records.items():
             if file_record(folder / name) != expected:
-                raise UserError(f"{folder / name}: the SHA-256 differs from {MANIFEST}: the file has changed")
+                raise UserError(f"{folder / name}: its size or SHA-256 is not that of {MANIFEST}")
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
-
-
-def _is_record(name: str, values: object) -> bool:
-    plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
-    types = {key: type(value) for key, value in values.items()} if isinstance(values, dict) else {}
-    return plain and types == {"bytes": int, "sha256": str}
 
 
 def _numbered(run: Path) -> list[Path]:
@@ -196,9 +182,7 @@ def _newest_valid(run: Path) -> Path | None:
 def _read(folder: Path) -> dict[str, Any]:
     with loading(folder / STATE):
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict):
-        raise UserError(f"{folder / STATE}: contains a {type(state).__name__}, not the state of a run")
-    whole, missing = without_placeholders(state)
+        whole, missing = without_placeholders(state)
     if missing:
         from vitascope.training.checkpoint.shard_files import read_shard_files  # takes half a second
 

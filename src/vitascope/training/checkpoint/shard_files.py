@@ -5,7 +5,7 @@ Importing torch.distributed.checkpoint takes half a second, so only runs with sh
 
 from __future__ import annotations
 
-import math
+import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from vitascope.pickles import load_pickle
-from vitascope.training.checkpoint.state import FileRecord, file_record, loading, reason_of
+from vitascope.training.checkpoint.state import FileRecord, file_record, loading
 from vitascope.training.distributed import gather, is_first, rank
+from vitascope.weights.files import reason_of
 
 METADATA = ".metadata"
 
@@ -76,26 +76,24 @@ def start_writing(
 
 def read_shard_files(folder: Path, missing: Mapping[str, Tensor]) -> None:
     """Fill tensors on the CPU, by their path in the state."""
-    with loading(folder / METADATA):
-        described = load_pickle((folder / METADATA).read_bytes(), _ADMITTED.get)
-        if not isinstance(described, metadata.Metadata):
-            raise ValueError(f"contains a {type(described).__name__}")
-        for path, tensor in missing.items():
-            entry = described.state_dict_metadata.get(path)
-            if not isinstance(entry, metadata.TensorStorageMetadata) or entry.size != tensor.shape:
-                raise ValueError(f"does not describe {path}, of shape {tuple(tensor.shape)}")
-            # Parts without a shard would keep whatever the memory contained before.
-            if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != tensor.numel():
-                raise ValueError(f"lists an incomplete set of shards of {path}")
-        for stored in described.storage_data.values():
-            if "/" in stored.relative_path:
-                raise ValueError(f"names {stored.relative_path!r}, which is not in this folder")
+    with loading(folder / METADATA), open(folder / METADATA, "rb") as file:
+        described = _Unpickler(file).load()
     with loading(folder), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
             load(missing, storage_reader=_Reader(folder, described), no_dist=True)
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's unpickler with the admitted names alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The object of a name; an UnpicklingError for one that is not admitted."""
+        if (value := _ADMITTED.get(f"{module}.{name}")) is None:
+            raise pickle.UnpicklingError(f"the pickle refers to {f'{module}.{name}'[:200]!r}")
+        return value
 
 
 class _Writer(filesystem.FileSystemWriter):

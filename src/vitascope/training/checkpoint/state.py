@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.training.distributed import is_first, world_size
+from vitascope.training.distributed import is_first, shard_of, world_size
+from vitascope.weights.files import reason_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -73,8 +74,7 @@ def restore_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, state
 
 def all_finite(module: nn.Module) -> bool:
     """Whether all parameters in this process are finite."""
-    local = [p.to_local() if hasattr(p, "to_local") else p for p in module.parameters()]
-    finite = [torch.isfinite(parameter).all() for parameter in local]
+    finite = [torch.isfinite(shard_of(parameter)).all() for parameter in module.parameters()]
     return bool(torch.stack(finite).all())  # one wait for the device
 
 
@@ -162,11 +162,3 @@ def loading(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path}: complete, but this run cannot load it; nothing was executed: {reason_of(error)}"
         ) from error
-
-
-def reason_of(error: BaseException) -> str:
-    """The reason of an error in one line."""
-    if isinstance(error, pickle.UnpicklingError) and error.__context__ is not None:
-        error = error.__context__  # torch wraps it in advice to load the file unsafely
-    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]

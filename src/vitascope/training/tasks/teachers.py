@@ -61,11 +61,12 @@ def open_teacher(
     names = model.class_names if isinstance(model, ForeignClassifier) else model.config.class_names
     if not isinstance(model, ForeignClassifier) and not model.config.gives_classes:
         raise UserError(f"teacher {ref} returns features, not classes: a teacher needs a head")
-    theirs = "exclusive" if isinstance(model, ForeignClassifier) else model.config.outputs
+    theirs: Outputs = "exclusive" if isinstance(model, ForeignClassifier) else model.config.outputs
     if theirs != outputs:
-        some_of, one_of = "any of its classes", "one class of an image"
-        pair = (some_of, one_of) if theirs == "independent" else (one_of, some_of)
-        raise UserError(f"teacher {ref} predicts {pair[0]}, and the student {pair[1]}: both must do the same")
+        raise UserError(
+            f"the outputs of teacher {ref} are {theirs}, those of the student {outputs}: an image has one "
+            "class, or several, for both"
+        )
     model = model.float().eval().requires_grad_(False).to(device)
     teacher = Teacher(name=ref, model=model, precision=precision)
     shape = (1, teacher.preprocess.channels, *teacher.preprocess.image_size)

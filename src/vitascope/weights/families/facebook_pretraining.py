@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +20,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.model.positions import sincos_table
 from vitascope.weights.families import pth
 from vitascope.weights.families.timm_body import BODY, body_options
-from vitascope.weights.mapping import Source, State, Table, checked_config
+from vitascope.weights.mapping import Source, Table, checked_config
 
 _WIDTHS = (192, 384, 768, 1024, 1280, 1408)  # of the models in their code, whose heads are known
 _ROUNDING = 2**-8  # of a sine in bfloat16
@@ -51,9 +50,6 @@ class Pretrained(pth.PthFamily):
 
     def guessed(self, source: Source, config: ViTConfig) -> str:
         return "" if config.embed_dim in _WIDTHS else super().guessed(source, config)
-
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        raise NotImplementedError  # `read_only`
 
 
 class Mae(Pretrained):

@@ -29,7 +29,7 @@ from torch import Tensor
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
 from vitascope.weights.families.pth import shorter_side
-from vitascope.weights.files import MAX_TENSORS, CheckpointError
+from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import (
     Family,
     Source,
@@ -213,7 +213,7 @@ def _prefix(source: Source) -> str:
 def _unstacked(tensors: State) -> Iterable[tuple[str, Tensor]]:
     """The tensors, with the blocks of a loop ("scan") taken apart along their first axis."""
     for name, tensor in tensors.items():
-        if name.startswith(_SCANNED) and tensor.ndim and len(tensor) <= MAX_TENSORS:
+        if name.startswith(_SCANNED) and tensor.ndim and tensor.numel():
             for index, part in enumerate(tensor):
                 yield BLOCK.format(i=index) + name.removeprefix(_SCANNED), part
         else:

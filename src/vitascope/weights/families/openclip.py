@@ -1,14 +1,13 @@
 """OpenCLIP's ViTs: `open_clip_config.json` beside `open_clip_model.safetensors` or its `.bin`.
 
-Facts: open_clip 3, `model.py`, `transformer.py`, `transform.py`, `constants.py`. The text models are read by
-`vitascope.text`. The vision models of `timm_model_name`, SigLIP's among them, have timm's names.
+Facts: open_clip 3, `model.py`, `transformer.py`, `transform.py`, `constants.py`. OpenCLIP computes the text
+models itself (`vitascope.text`). The vision models of `timm_model_name`, such as SigLIP's, have timm's names.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vitascope.data.preprocess import Preprocess
@@ -16,28 +15,10 @@ from vitascope.model.config import ViTConfig
 from vitascope.weights.families.huggingface.processors import sides
 from vitascope.weights.families.timm import Timm
 from vitascope.weights.files import CheckpointError
-from vitascope.weights.mapping import Family, Source, State, Stored, Table, checked_config, reshaped
+from vitascope.weights.mapping import Family, Source, Stored, Table, checked_config, reshaped
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_BLOCK, _LAYER = "encoder.blocks.{i}.", "transformer.resblocks.{i}."
-
-
-def blocks(prefix: str) -> Table:
-    """The places of the blocks of either Transformer."""
-    layer = prefix + _LAYER
-    return {
-        _BLOCK + "norm{n}.*": layer + "ln_{n}.*",
-        _BLOCK + "attention.qkv.*": layer + "attn.in_proj_*",
-        _BLOCK + "attention.proj.*": layer + "attn.out_proj.*",
-        _BLOCK + "scale{n}.gamma": layer + "ls_{n}.gamma",
-        _BLOCK + "mlp.fc1.*": layer + "mlp.c_fc.*",
-        _BLOCK + "mlp.fc2.*": layer + "mlp.c_proj.*",
-    }
-
-
-def transposed(name: str) -> Stored:
-    """Our linear layer is their matrix that multiplies from the right."""
-    return reshaped(name, lambda ours: ours.T, lambda theirs: theirs.T)
+_BLOCK, _LAYER = "encoder.blocks.{i}.", "visual.transformer.resblocks.{i}."
 
 
 def with_first_axes(name: str, count: int) -> Stored:
@@ -50,10 +31,16 @@ TABLE: Table = {
     "class_token": with_first_axes("visual.class_embedding", 2),
     "positions.weight": with_first_axes("visual.positional_embedding", 1),
     "embedding_norm.*": "visual.ln_pre.*",
-    **blocks("visual."),
+    _BLOCK + "norm{n}.*": _LAYER + "ln_{n}.*",
+    _BLOCK + "attention.qkv.*": _LAYER + "attn.in_proj_*",
+    _BLOCK + "attention.proj.*": _LAYER + "attn.out_proj.*",
+    _BLOCK + "scale{n}.gamma": _LAYER + "ls_{n}.gamma",
+    _BLOCK + "mlp.fc1.*": _LAYER + "mlp.c_fc.*",
+    _BLOCK + "mlp.fc2.*": _LAYER + "mlp.c_proj.*",
     "norm.*": "visual.ln_post.*",
     "pool_norm.*": "visual.ln_post.*",
-    "head.weight": transposed("visual.proj"),
+    # Our linear layer is their matrix that multiplies from the right.
+    "head.weight": reshaped("visual.proj", lambda ours: ours.T, lambda theirs: theirs.T),
     "head.bias": "visual.proj_bias",  # zeros: see `before_reading`
 }
 # The options of a ViT with their defaults; those that have to be as they are here stand in `_FIXED`.
@@ -106,7 +93,6 @@ class OpenClip(Family):
             raise CheckpointError(
                 f"{source.name}: layers {values['layers']!r} of a ResNet: only ViTs are read"
             )
-        check_sizes(source, values, "layers", "width", "head_width")
         if values["pool_type"] not in ("tok", "avg"):
             raise CheckpointError(f"{source.name}: pool_type {values['pool_type']!r} is none of tok, avg")
         width = values["width"]
@@ -135,7 +121,7 @@ class OpenClip(Family):
         defaults = {"size": config.image_hw, "mode": "RGB", "mean": MEAN, "std": STD, "fill_color": 0}
         defaults |= {"interpolation": "bicubic", "resize_mode": "shortest"}
         values = known(source, "preprocess_cfg", source.config.get("preprocess_cfg") or {}, defaults, {})
-        size = sides(values["size"], f"{source.name}, preprocess_cfg")
+        size = sides(values["size"])
         modes: dict[str, dict[str, Any]] = {
             "shortest": {"resize": "crop", "resize_to": size},
             "squash": {"resize": "squash"},
@@ -154,9 +140,6 @@ class OpenClip(Family):
             std=tuple(values["std"]),
             **modes[values["resize_mode"]],
         )
-
-    def write(self, config: ViTConfig, state: State, preprocess: Preprocess, folder: Path) -> list[Path]:
-        raise NotImplementedError  # `read_only`
 
 
 def with_prefix(theirs: str | Stored) -> Stored:
@@ -204,8 +187,6 @@ def known(
     fixed: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The options of a section; rejects unknown ones, those that differ from `fixed`, and other types."""
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"{source.name}: {where} {given!r} in open_clip_config.json is no object")
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     for name, value in values.items():
         if name in fixed:
@@ -255,10 +236,3 @@ def epsilon(source: Source, values: Mapping[str, Any]) -> float:
     if arguments.keys() - {"eps"} or not isinstance(eps, int | float):
         raise CheckpointError(f"{source.name}: norm_kwargs {arguments!r}; only eps is read")
     return float(eps)
-
-
-def check_sizes(source: Source, values: Mapping[str, Any], *names: str) -> None:
-    """Reject options that are not positive whole numbers."""
-    for name in names:
-        if type(values[name]) is not int or values[name] < 1:
-            raise CheckpointError(f"{source.name}: {name} {values[name]!r} is not a positive whole number")

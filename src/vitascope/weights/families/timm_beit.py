@@ -11,6 +11,7 @@ from typing import Any
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families import timm, timm_eva, timm_settings
 from vitascope.weights.families.relative_tables import (
     TABLE,
@@ -46,7 +47,7 @@ class TimmBeit(timm.TimmModule):
         pool=("cls", "mean"),
         pool_norm=("before", "after"),
         head=("linear", "none"),
-        outputs=("exclusive", "independent", "embedding"),
+        outputs=(*CLASSES, "embedding"),
     )
     ignored = ("mask_token", "*relative_position_index")
 

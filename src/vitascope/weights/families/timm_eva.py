@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families import timm, timm_settings
 from vitascope.weights.families.timm_body import (
     BODY,
@@ -109,7 +110,7 @@ class TimmEva(timm.TimmModule):
         pool=("cls", "mean", "map"),
         pool_prefix=(False, True),
         head=("linear", "none"),
-        outputs=("exclusive", "independent", "embedding"),
+        outputs=(*CLASSES, "embedding"),
     )
 
     def fixed_there(self, config: ViTConfig) -> ViTConfig:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface import processors
 from vitascope.weights.families.huggingface.model_type import (
     BASE,
@@ -69,7 +70,7 @@ class Beit(ModelType):
         pool=("cls", "mean"),
         pool_norm=("before", "after", "none"),
         head=("linear", "none"),
-        outputs=("exclusive", "independent"),
+        outputs=CLASSES,
     )
     ignored = ("embeddings.mask_token", "*relative_position_index")
 
@@ -95,8 +96,8 @@ class Beit(ModelType):
         grid = None  # without settings the user gives the architecture, of which only squares are read
         if source.config:
             values = {**self.defaults, **source.config}
-            height, width = sides(values["image_size"], source.name)
-            ph, pw = sides(values["patch_size"], source.name)
+            height, width = sides(values["image_size"])
+            ph, pw = sides(values["patch_size"])
             grid = height // ph, width // pw
         split_tables(found.tensors, grid, source.name)
         return found

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface.model_type import BASE, BLOCK, ModelType, classifier_options
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import (
@@ -68,8 +69,6 @@ class VisionOfWhole(ModelType):
             nested = source.config.get(part)
             if nested is None:
                 continue
-            if not isinstance(nested, Mapping):
-                raise CheckpointError(f"{source.name}: {part} in its config.json is {nested!r}, no object")
             told |= {**(self.defaults if told else {}), **nested}
         own = {name: value for name, value in told.items() if name not in OF_WHOLE}
         return dataclasses.replace(source, config={**source.config, **own})
@@ -104,7 +103,7 @@ class Clip(VisionOfWhole):
         head=("linear", "none"),
         pool=("cls", "mean"),
         pool_norm=("before", "none"),
-        outputs=("exclusive", "independent", "embedding"),
+        outputs=(*CLASSES, "embedding"),
         remainder=("rejected", "cut"),
     )
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import torch
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface.model_type import (
     BASE,
     BLOCK,
     ModelType,
     classifier_options,
-    number,
 )
 from vitascope.weights.families.huggingface.vit import (
     LAYER,
@@ -66,7 +66,7 @@ class Dinov2ViT(ModelType):
         mlp=("gelu", "gelu_tanh", "quick_gelu", "swiglu"),
         pool=("cls", "cls_mean"),
         head=("linear", "none"),
-        outputs=("exclusive", "independent"),
+        outputs=CLASSES,
         remainder=("rejected", "cut"),
     )
     ignored = ("embeddings.mask_token",)
@@ -114,8 +114,8 @@ class Dinov2ViT(ModelType):
     def own_options(self, source: Source, values: Mapping[str, Any]) -> dict[str, Any]:
         options = classifier_options(source)
         width, gated = int(values["hidden_size"]), bool(values["use_swiglu_ffn"])
-        options["mlp_ratio"] = _hidden(width, number(source, values, "mlp_ratio"), gated) / width
-        options["layer_scale"] = number(source, values, "layerscale_value")
+        options["mlp_ratio"] = _hidden(width, values["mlp_ratio"], gated) / width
+        options["layer_scale"] = values["layerscale_value"]
         if options["head"] == "linear" and source.shape("classifier.weight")[1] == 2 * width:
             options["pool"] = "cls_mean"
         return options

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from vitascope.model.config import ViTConfig
-from vitascope.weights.families.huggingface.model_type import BASE, BLOCK, ModelType, activation, number
+from vitascope.weights.families.huggingface.model_type import BASE, BLOCK, ModelType, activation
 from vitascope.weights.files import CheckpointError
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, stacked, supporting
 
@@ -81,9 +81,9 @@ class Dinov3ViT(ModelType):
         return {
             "head": "none",
             "positions": "rotary",
-            "rotary_base": number(source, values, "rope_theta"),
+            "rotary_base": values["rope_theta"],
             "num_registers": values["num_register_tokens"],
-            "layer_scale": number(source, values, "layerscale_value"),
+            "layer_scale": values["layerscale_value"],
             "qkv_bias": _QKV_BIAS[given],
         }
 

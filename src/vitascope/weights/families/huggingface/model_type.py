@@ -97,21 +97,21 @@ class ModelType(Family):
                 "architecture: from_pretrained(..., config=ViTConfig(...))"
             )
         values = {**self.defaults, **source.config}
-        embed_dim = int(number(source, values, "hidden_size", least=1))
+        embed_dim = int(values["hidden_size"])
         options: dict[str, Any] = {
-            "image_size": sides(values["image_size"], source.name),
-            "patch_size": sides(values["patch_size"], source.name),
+            "image_size": sides(values["image_size"]),
+            "patch_size": sides(values["patch_size"]),
             "in_channels": values["num_channels"],
             "embed_dim": embed_dim,
             "depth": values["num_hidden_layers"],
             "num_heads": values["num_attention_heads"],
-            "norm_eps": number(source, values, self.epsilon),
+            "norm_eps": values[self.epsilon],
             "qkv_bias": "all" if values.get("qkv_bias", True) else "none",
             "mlp": self.mlp(source, values),
             "resample": self.rule,
         }
         if "intermediate_size" in values:
-            options["mlp_ratio"] = number(source, values, "intermediate_size") / embed_dim
+            options["mlp_ratio"] = values["intermediate_size"] / embed_dim
         options["remainder"] = remainder(options)
         if source.has(self.position_table):
             (height, width), (ph, pw) = options["image_size"], options["patch_size"]
@@ -179,14 +179,6 @@ class ModelType(Family):
         weights = write_safetensors(folder / "model.safetensors", state)
         described = write_json(folder / "config.json", self.written_config(config))
         return [weights, described, write_json(folder / "preprocessor_config.json", processor)]
-
-
-def number(source: Source, values: Mapping[str, Any], name: str, least: float = 0) -> float:
-    """A number of `config.json`."""
-    value = values[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e18:
-        raise CheckpointError(f"{source.name}: {name} {value!r} in config.json is not a number >= {least:g}")
-    return value
 
 
 def activation(source: Source, given: Any, known: Mapping[str, str] = ACTIVATIONS, of: str = "an MLP") -> str:

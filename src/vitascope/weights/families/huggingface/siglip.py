@@ -14,8 +14,9 @@ import torch
 
 from vitascope.data.preprocess import Preprocess
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface.clip import VISION, VisionOfWhole, nested
-from vitascope.weights.families.huggingface.model_type import BASE, classifier_options, number
+from vitascope.weights.families.huggingface.model_type import BASE, classifier_options
 from vitascope.weights.mapping import PLAIN_VIT, Source, State, Table, supporting
 
 _POOL = "head.attention.in_proj"
@@ -52,7 +53,7 @@ class Siglip(VisionOfWhole):
         class_token=(None, False),
         pool=("map", "mean"),
         head=("linear", "none"),
-        outputs=("exclusive", "independent"),
+        outputs=CLASSES,
         remainder=("rejected", "cut"),
     )
 
@@ -116,8 +117,8 @@ class Siglip2(Siglip):
         """The linear layer as a convolution, and the size of the square."""
         source = super().before_reading(source)
         values = {**self.defaults, **source.config}
-        patch, channels = (int(number(source, values, it, least=1)) for it in ("patch_size", "num_channels"))
-        side = math.isqrt(int(number(source, values, "num_patches", least=1)))
+        patch, channels = (int(values[it]) for it in ("patch_size", "num_channels"))
+        side = math.isqrt(int(values["num_patches"]))
         tensors = dict(source.tensors)
         linear = tensors.get(_LINEAR)
         if linear is not None and linear.shape[1:] == (patch * patch * channels,):

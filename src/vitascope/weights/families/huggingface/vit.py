@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from vitascope.model.config import ViTConfig
+from vitascope.model.options import CLASSES
 from vitascope.weights.families.huggingface.model_type import (
     BASE,
     BLOCK,
@@ -63,7 +64,7 @@ class ViT(ModelType):
         qkv_bias=("all", "none"),
         mlp=("gelu", "gelu_tanh", "quick_gelu"),
         head=("linear", "pre_logits", "none"),
-        outputs=("exclusive", "independent"),
+        outputs=CLASSES,
         remainder=("rejected", "cut"),
     )
     ignored: ClassVar[tuple[str, ...]] = ("embeddings.mask_token",)

@@ -145,19 +145,81 @@ class PairedAccuracy(PairedMeasure):
         ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """The accuracy of a classifier, and the numbers to compare it with.
+class Score(ABC):
+    """The measures of a classifier on some images.
 
     Attributes:
         right: correct predictions.
         total: predictions, at least 1.
+    """
+
+    right: int
+    total: int
+    measure: ClassVar[str]
+    """What classifiers are compared by, in words."""
+    guessing: ClassVar[str]
+    """The simplest answer to compare with."""
+
+    @property
+    @abstractmethod
+    def value_and_limits(self) -> tuple[float, float, float]:
+        """The measure that classifiers are compared by, and the limits of its 95% interval."""
+
+    @property
+    @abstractmethod
+    def guessed(self) -> float:
+        """The measure of the simplest answer."""
+
+    @property
+    @abstractmethod
+    def mean_of_classes(self) -> float:
+        """A measure in which all classes count alike."""
+
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """The measures as plain values."""
+
+    @abstractmethod
+    def result(self) -> str:
+        """The measure, and what it is of."""
+
+    @abstractmethod
+    def headline(self) -> str:
+        """The measure and the number of images."""
+
+    @abstractmethod
+    def in_words(self, images: str) -> str:
+        """The measure on some images with its interval."""
+
+    @abstractmethod
+    def compared(self) -> str:
+        """The numbers to compare with, in one line."""
+
+    @property
+    def no_better(self) -> bool:
+        """Whether the interval contains, or lies below, the measure of the simplest answer."""
+        return self.value_and_limits[1] <= self.guessed < 1
+
+    def warning(self, advice: str = "") -> str:
+        """A line about a model that is no better than guessing, with advice; empty if it is better."""
+        if not self.no_better:
+            return ""
+        text = f"no better than {self.guessing}, as far as {self.total:,} images show"
+        return f"{text}; {advice}" if advice else text
+
+
+@dataclasses.dataclass(frozen=True)
+class AccuracyScore(Score):
+    """The accuracy of a classifier, and the numbers to compare it with.
+
+    Attributes:
         balanced: balanced accuracy, the mean recall of the classes that occur.
         macro_f1: mean F1, 2 TP / (2 TP + FP + FN), of the classes that occur or are predicted.
         majority: the share of the most frequent class: the accuracy of always guessing it.
         top5: the share of images whose class is among the five most probable ones; None for up to 5 classes.
     """
 
+    measure, guessing = "accuracy", "always guessing the most frequent class"
     right: int
     total: int
     balanced: float
@@ -176,9 +238,14 @@ class Score:
         return self.right / self.total, *self.interval
 
     @property
-    def no_better(self) -> bool:
-        """Whether the interval contains, or lies below, the accuracy of guessing the most frequent class."""
-        return self.interval[0] <= self.majority < 1
+    def guessed(self) -> float:
+        """The accuracy of guessing the most frequent class."""
+        return self.majority
+
+    @property
+    def mean_of_classes(self) -> float:
+        """The balanced accuracy."""
+        return self.balanced
 
     def summary(self) -> dict[str, Any]:
         """The measures as plain values."""
@@ -198,6 +265,10 @@ class Score:
         """The accuracy and its counts."""
         return f"{self.right / self.total:.2%} right: {self.right} of {counted(self.total, 'image')}"
 
+    def headline(self) -> str:
+        """The accuracy and its counts."""
+        return f"{self.right / self.total:.2%} right, {self.right} of {counted(self.total, 'image')}"
+
     def in_words(self, images: str) -> str:
         """The accuracy on some images with its interval."""
         low, high = self.interval
@@ -213,27 +284,20 @@ class Score:
             f"macro F1 {self.macro_f1:.2%}; always guessing the most frequent class: {self.majority:.2%}"
         )
 
-    def warning(self, advice: str = "") -> str:
-        """A line about a model that is no better than guessing, with advice; empty if it is better."""
-        if not self.no_better:
-            return ""
-        text = f"no better than always guessing the most frequent class, as far as {self.total:,} images show"
-        return f"{text}; {advice}" if advice else text
-
 
 def predicted_classes(probabilities: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
     """The predicted class of each image, (N,), from probabilities (N, K)."""
     return probabilities.argmax(axis=1)
 
 
-def score_of(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating]) -> Score:
+def score_of(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.floating]) -> AccuracyScore:
     """The score of probabilities (N, K) for true classes (N,), N at least 1."""
     K = probabilities.shape[1]
     guesses = predicted_classes(probabilities)
     hits = labels[labels == guesses]
     totals, guessed, right = (np.bincount(classes, minlength=K) for classes in (labels, guesses, hits))
     present, involved = totals > 0, totals + guessed > 0
-    return Score(
+    return AccuracyScore(
         right=int(right.sum()),
         total=len(labels),
         balanced=float((right[present] / totals[present]).mean()),

@@ -17,10 +17,8 @@ from sklearn.metrics import (
 )
 
 from tests.model import law
-from vitascope.data.targets import ClassIndices, ClassSets
-from vitascope.errors import UserError
-from vitascope.run.average_precision import PairedPrecision, mean_average_precision
-from vitascope.run.measures import (
+from vitascope.data.average_precision import PairedPrecision, mean_average_precision
+from vitascope.data.measures import (
     ClassPair,
     PairedAccuracy,
     RiskCoverage,
@@ -33,6 +31,8 @@ from vitascope.run.measures import (
     wilson_interval,
     worst_pairs,
 )
+from vitascope.data.targets import ClassIndices, ClassSets
+from vitascope.errors import UserError
 from vitascope.run.predictions import Predictions, paired
 
 

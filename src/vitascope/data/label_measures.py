@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # whose parts are imported when they are used
 
-from vitascope.formatting import counted
-from vitascope.model.options import EVEN
-from vitascope.run.average_precision import (
+from vitascope.data.average_precision import (
     Bools,
     Floats,
     ResampledPrecision,
@@ -27,7 +25,9 @@ from vitascope.run.average_precision import (
     mean_of_known,
     share_limits,
 )
-from vitascope.run.measures import ClassPair
+from vitascope.data.measures import ClassPair, Score
+from vitascope.formatting import counted
+from vitascope.model.options import EVEN
 
 ESTIMATES = {
     "map": "mAP",
@@ -84,11 +84,11 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LabelScore:
+class LabelScore(Score):
     """The measures of N predictions of K classes of which any may apply.
 
     Attributes:
-        total: N, at least 1.
+        total: N.
         right: images with exactly their classes above the thresholds.
         estimates: by name. `map`: the mean over the classes of their average precision (macro mAP);
             `micro_map`: the average precision of all pairs of an image and a class together; `macro_f1` and
@@ -104,6 +104,7 @@ class LabelScore:
         thresholds: (K,).
     """
 
+    measure, guessing = "mAP", "the same answer for every image"
     total: int
     right: int
     estimates: dict[str, Estimate]
@@ -133,6 +134,10 @@ class LabelScore:
         """The mean average precision and its interval."""
         found, images = self.estimates["map"], counted(self.total, "image")
         return f"mAP {found.value:.2%} of {images}, 95% interval {found.low:.1%} to {found.high:.1%}"
+
+    def headline(self) -> str:
+        """The mean average precision and the number of images."""
+        return f"mAP {self.estimates['map'].value:.2%} of {counted(self.total, 'image')}"
 
     def in_words(self, images: str) -> str:
         """The mean average precision of some images."""
@@ -196,16 +201,14 @@ class LabelScore:
         }
 
     @property
-    def no_better(self) -> bool:
-        """Whether the interval of the mAP contains, or lies below, that of a constant answer."""
-        return self.estimates["map"].low <= self.estimates["map"].constant < 1
+    def guessed(self) -> float:
+        """The mAP of a constant answer."""
+        return self.estimates["map"].constant
 
-    def warning(self, advice: str = "") -> str:
-        """A line about a model that is no better than a constant answer; empty if it is better."""
-        if not self.no_better:
-            return ""
-        text = f"no better than the same answer for every image, as far as {self.total:,} images show"
-        return f"{text}; {advice}" if advice else text
+    @property
+    def mean_of_classes(self) -> float:
+        """The macro F1 at the thresholds."""
+        return self.estimates["macro_f1_tuned"].value
 
 
 def label_score(

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # whose parts are imported when they are used
 
+from vitascope.data.measures import PairedMeasure, Z, drop_interval, wilson_interval
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.intervals import CONFIDENCE
-from vitascope.run.measures import PairedMeasure, Z, drop_interval, wilson_interval
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import average_precision_score
 
+from tests.data.test_label_measures import TOLERANCE, sample
 from tests.model import law
-from tests.run.test_label_measures import TOLERANCE, sample
-from vitascope.run.average_precision import (
+from vitascope.data.average_precision import (
     ResampledPrecision,
     average_precision,
     bootstrap_samples,
