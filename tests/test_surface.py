@@ -26,7 +26,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.options.recipes import GROUP_OF
 
 TESTS = Path(__file__).parent
-SLACK = {"lines of Python": 57583, "lines of tests": 61280, "lines of JavaScript": 30, "modules of": 2}
+SLACK = {"lines of Python": 57600, "lines of tests": 61280, "lines of JavaScript": 30, "modules of": 2}
 """By how much a number may be below its record; others are equal to it."""
 RECORD: dict[str, int] = {
     "options of training": 88,
@@ -37,10 +37,10 @@ RECORD: dict[str, int] = {
     "commands": 22,
     "heatmap methods": 9,
     "public names": 66,
-    "lines of Python": 57583,
+    "lines of Python": 57600,
     "lines of JavaScript": 4399,
     "lines of tests": 61280,
-    "raise sites": 942,
+    "raise sites": 944,
     "constructions of TrainConfig": 13,
     "questions after the kind of labels": 20,
     "calls of is_url": 9,
@@ -89,10 +89,10 @@ def surface() -> dict[str, int]:
         "commands": len(COMMANDS),
         "heatmap methods": len(METHODS),
         "public names": len(vs.__all__) + len(vs.explain.__all__),
-        "lines of Python": 57583lines_of(ROOT, "py"),
+        "lines of Python": lines_of(ROOT, "py"),
         "lines of JavaScript": lines_of(ROOT, "js"),
-        "lines of tests": 61280lines_of(TESTS, "py"),
-        "raise sites": 942counted(ast.Raise),
+        "lines of tests": lines_of(TESTS, "py"),
+        "raise sites": counted(ast.Raise),
         "constructions of TrainConfig": counted(
             ast.Call, "training", "options", measure=is_call_of("TrainConfig", "configuration")
         ),

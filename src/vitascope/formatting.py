@@ -9,6 +9,9 @@ from typing import Any
 
 from vitascope.errors import UserError
 
+SEPARATOR = ";"
+"""Between the classes of an image in a text."""
+
 
 def canonical(name: str) -> str:
     """The name in Unicode's composed form (NFC): macOS writes `é` as two characters, most else as one."""

@@ -204,7 +204,7 @@ def test_broken_tokenizer_is_one_line(clip: Path, content: str) -> None:
         ("text_config", {"num_attention_heads": "2"}, "num_attention_heads' expected int, got str"),
         ("text_config", {"eos_token_id": [1, 2]}, r"ends no text with eos_token_id \[1, 2\]"),
         ("text_config", {"eos_token_id": 5}, "ends no text with eos_token_id 5"),
-        ("vision_config", {"hidden_size": {}}, "hidden_size"),
+        ("vision_config", {"hidden_size": {}}, "not 'dict'"),
         (None, {"text_config": 3}, "text_config"),
         (None, {"model_type": ["clip"]}, "model_type"),
     ],

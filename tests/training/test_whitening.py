@@ -117,7 +117,7 @@ def test_two_processes_save_a_plain_model_with_the_filters_of_one(data, tmp_path
         for name, options in {
             "one": {},
             "ddp": {"parallel": "ddp"},
-            "fsdp": {"parallel": "fsdp", "precision": "bf16"},
+            "fsdp": {"parallel": "fsdp", "precision": "bf16", "optimizer": "adamw"},
         }.items()
     )
     output = tmp_path / "output.txt"

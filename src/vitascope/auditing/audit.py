@@ -34,10 +34,9 @@ from vitascope.data.folds import Division
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import SEPARATOR
 from vitascope.errors import UserError, check_choice, printable
 from vitascope.evaluation.novelty import other_kinds
-from vitascope.formatting import counted
+from vitascope.formatting import SEPARATOR, counted
 from vitascope.language import say
 from vitascope.predict.compute import DEFAULT, Compute
 from vitascope.predict.embed import embed

@@ -17,7 +17,7 @@ from vitascope.auditing.planted import Planted
 from vitascope.data.decisions import CHOICES, COLUMNS, decided_names
 from vitascope.data.decoding import ImageError, ImageSource, read_image
 from vitascope.data.splits import ImageSet
-from vitascope.data.targets import SEPARATOR
+from vitascope.formatting import SEPARATOR
 from vitascope.language import say
 from vitascope.network import in_threads
 from vitascope.report.page import jinja, rendered

@@ -80,19 +80,23 @@ class Predict:
     def call(self) -> None:
         """Predict, and print or write."""
         self._check()
-        from vitascope.data.formats.table import column_digests
         from vitascope.predict.result_file import PredictTask
         from vitascope.predict.selection import ClassSelection
 
         selection = ClassSelection(self.top_k, self.threshold, self.coverage, self.familiar)
         if next(self._found(), None) is None:  # before the model is loaded
             raise UserError(f"{', '.join(self.images)}: no images found")
+        kept: dict[str, str] = {}
+        if self.keep_columns:
+            from vitascope.data.formats.table import column_digests
+
+            kept = column_digests(Path(self.images[0]))
         task = PredictTask(
             batch_size=self.compute.batch_size or BATCH_SIZE,
             workers=self.compute.workers,
             selection=selection,
             probabilities=self.probabilities,
-            kept=column_digests(Path(self.images[0])) if self.keep_columns else {},
+            kept=kept,
         )
         if self.out is not None:
             self._write(self.out, task)

@@ -12,8 +12,8 @@ from vitascope.data.datasets import image_file, read_data
 from vitascope.data.decoding import Encoded, ImageSource, source_name
 from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import SEPARATOR
 from vitascope.errors import UserError
+from vitascope.formatting import SEPARATOR
 
 SPLITS = ("train", "val", "test", "all")
 """Names of splits; `all` are the images of data that are not divided."""

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # whose parts are imported when they are used
 import torch
 import torch.nn.functional as F
-from scipy.special import expit, log_expit, log_softmax
 from torch import Tensor
 
 from vitascope.data.average_precision import (
@@ -47,7 +47,7 @@ from vitascope.data.measures import (
     worst_pairs,
 )
 from vitascope.errors import UserError
-from vitascope.formatting import aligned, canonical, counted
+from vitascope.formatting import SEPARATOR, aligned, canonical, counted
 from vitascope.model.options import EVEN, Outputs
 
 Floats = npt.NDArray[np.float64]
@@ -57,8 +57,6 @@ UNEVEN = 3
 """Ratio of the numbers of images of two classes above which training mentions it."""
 SMALLEST_LOGIT = -104.0
 """The logarithm of a probability of 0, which in float32 may be 1e-45."""
-SEPARATOR = ";"
-"""Between the classes of an image in a text."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -422,7 +420,7 @@ class ClassIndices(Targets):
 
     @staticmethod
     def loss_and_slope(logits: Floats, shares: Floats) -> tuple[float, Floats]:
-        logs = log_softmax(logits, axis=1)
+        logs = scipy.special.log_softmax(logits, axis=1)
         return -(logs * shares).sum(), np.exp(logs) - shares
 
     @staticmethod
@@ -634,7 +632,8 @@ class ClassSets(Targets):
 
     @staticmethod
     def loss_and_slope(logits: Floats, shares: Floats) -> tuple[float, Floats]:
-        return -log_expit(np.where(shares > 0, logits, -logits)).sum(), expit(logits) - shares
+        losses = -scipy.special.log_expit(np.where(shares > 0, logits, -logits))
+        return losses.sum(), scipy.special.expit(logits) - shares
 
     @staticmethod
     def cross_entropy(logits: Tensor, targets: Targets) -> float:

@@ -14,7 +14,7 @@ from vitascope.errors import UserError
 from vitascope.model.config import ViTConfig
 from vitascope.model.resnet import ResNet
 from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.trace import Trace, keep
+from vitascope.model.trace import Trace, check_no_attention, keep
 from vitascope.model.trust import Trust
 from vitascope.model.vit import VisionTransformer
 
@@ -81,9 +81,10 @@ class Ensemble(nn.Module):
             return self.sharpness * _log_mean(logits.log_softmax(dim=2))
         return self.sharpness * (_log_mean(F.logsigmoid(logits)) - _log_mean(F.logsigmoid(-logits)))
 
-    def trace(self, images: Tensor) -> Trace:
-        """The features of all members, `pooled` (B, M D), and the `logits` (B, K). Attention is in the
-        traces of the members."""
+    def trace(self, images: Tensor, attention: bool = False) -> Trace:
+        """The features of all members, `pooled` (B, M D), and the `logits` (B, K); `attention`, which members
+        have, is a UserError."""
+        check_no_attention(self, attention)
         trace, pooled = Trace(), self.embed(images)
         keep(trace, pooled=pooled, logits=self.head(pooled))
         return trace

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitascope.arguments import checked
 from vitascope.model.preprocess import check_images
 from vitascope.model.resnet_config import ROOTS, ResNetConfig, Unit, norm_groups
-from vitascope.model.trace import Trace, keep
+from vitascope.model.trace import Trace, check_no_attention, keep
 from vitascope.model.trust import Trust
 
 
@@ -205,12 +205,13 @@ class ResNet(nn.Module):
         check_images(images, self.config.in_channels)
         return self.features(images).mean(dim=(2, 3))
 
-    def trace(self, images: Tensor) -> Trace:
-        """The forward pass with every intermediate.
+    def trace(self, images: Tensor, attention: bool = False) -> Trace:
+        """The forward pass with every intermediate; `attention` is a UserError.
 
         `root`, after the pool; `stage0`, `stage1`, ...; `features`, the last of them, all (B, channels, rows,
         columns); `pooled`, the result of `embed`, (B, D); `logits` (B, K).
         """
+        check_no_attention(self, attention)
         check_images(images, self.config.in_channels)
         trace = Trace()
         features = self.features(images, trace)

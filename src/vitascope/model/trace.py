@@ -69,3 +69,12 @@ def keep(trace: Trace | None, **intermediates: Tensor) -> None:
     if trace is not None:
         for name, value in intermediates.items():
             trace.keep(name, value)
+
+
+def check_no_attention(model: object, attention: bool) -> None:
+    """Reject a request for attention weights of a model without them."""
+    if attention:
+        raise UserError(
+            f"a model of the kind {type(model).__name__} has no attention of its own: leave it out, or trace "
+            "a member of an ensemble"
+        )

@@ -211,9 +211,10 @@ class TrainConfig(Configuration):
         """
         try:
             values = read_yaml(path)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"{path}: not readable as YAML: {reason}") from error
+        except OSError as error:
+            raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        except ValueError as error:
+            raise UserError(f"{path}: not readable as YAML: {error}") from error
         check_value(str(path), values, Mapping)
         with options_of(path):
             return cls.from_dict(values)

@@ -27,9 +27,9 @@ from vitascope.data.feature_cache import Features
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.stored import StoredImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.data.targets import SEPARATOR, ClassIndices, ClassSets, Targets
+from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
-from vitascope.formatting import counted
+from vitascope.formatting import SEPARATOR, counted
 from vitascope.model.hardware import reuse_freed_memory
 from vitascope.model.vision_model import VisionModel, left_as_it_was
 from vitascope.predict.compute import DEFAULT, Compute

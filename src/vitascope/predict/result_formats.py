@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from vitascope.data.targets import SEPARATOR
 from vitascope.errors import UserError
+from vitascope.formatting import SEPARATOR
 from vitascope.predict.engine import Engine
 from vitascope.predict.predictor import ImageResult
 

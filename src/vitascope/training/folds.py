@@ -17,10 +17,10 @@ from vitascope.data.contents import image_name
 from vitascope.data.folds import fold_names
 from vitascope.data.loading import Loader
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
-from vitascope.data.targets import SEPARATOR
 from vitascope.errors import Interrupted, UserError, printable
 from vitascope.evaluation.calibration import Temperature, familiarity_of, mean_loss
 from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
+from vitascope.formatting import SEPARATOR
 from vitascope.model.ensemble import Ensemble
 from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
 from vitascope.model.vision_model import VisionModel

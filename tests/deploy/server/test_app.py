@@ -127,7 +127,7 @@ async def test_embedding_and_explanation_match_the_library(engine: TorchEngine) 
     [
         ("method=rolout", "unknown method 'rolout'; nearest: rollout"),
         ("target=cow", "no class 'cow'"),
-        ("target=7", "no class 7"),
+        ("target=7", "no class '7'"),
         ("target=" + 400 * "9", "no class '999"),
         ("target=" + 5000 * "9", "no class '999"),
         ("method=rollout&target=cat", "target does not apply to rollout, only to "),
