@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,8 @@ def peer_model(library: str, config: ViTConfig) -> nn.Module:
     Raises:
         ValueError: it has another number of parameters, so the two cannot be compared.
     """
-    make_torchvision_importable()
+    import peers  # noqa: F401  # before the libraries
+
     builders: dict[str, Callable[[ViTConfig], nn.Module]] = {
         "timm": timm_model,
         "transformers": transformers_model,
@@ -227,25 +227,3 @@ def torchvision_model(config: ViTConfig) -> nn.Module:
 def logits(output: Any) -> Tensor:
     """The logits in a model's output, which transformers wraps in an object."""
     return output if isinstance(output, Tensor) else output.logits
-
-
-@functools.cache  # the operators live as long as the declaration
-def make_torchvision_importable() -> torch.library.Library | None:
-    """Declare torchvision's operators if this torch cannot load their binary.
-
-    On import, torchvision registers Python implementations for two of its compiled operators. With a torch
-    that it was not built for, these do not exist and its import fails, and with it timm's, although nothing
-    here calls them.
-    """
-    if find_spec("torchvision") is None:
-        return None
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-        declarations = torch.library.Library("torchvision", "DEF")
-        declarations.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        declarations.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return declarations
-    return None

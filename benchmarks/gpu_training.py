@@ -43,7 +43,6 @@ import reports
 import vitascope as vs
 from conditions import Conditions
 from contest import positive, rate, ratio
-from contestants import make_torchvision_importable
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
@@ -245,8 +244,9 @@ def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Ste
     Raises:
         ValueError: it has another number of parameters, so the two cannot be compared.
     """
-    make_torchvision_importable()
     import timm
+
+    import peers  # noqa: F401  # before the libraries
 
     model = timm.create_model(
         "vit_base_patch16_224",

@@ -238,6 +238,21 @@ def test_written_files_follow_the_umask_whatever_wrote_them(
     assert (tmp_path / "made" / "model.safetensors").stat().st_mode & 0o777 == file
 
 
+def test_a_signal_may_lock_while_a_lock_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register = storage.register_after_fork
+
+    def interrupted(*registered: object) -> None:  # as by the handler of a signal, in the same thread
+        register(*registered)
+        monkeypatch.setattr(storage, "register_after_fork", register)
+        storage.locked(tmp_path / "of the handler").__enter__()
+
+    monkeypatch.setattr(storage, "register_after_fork", interrupted)
+    thread = threading.Thread(target=storage.locked(tmp_path / "lock").__enter__, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 def test_a_process_that_another_thread_forks_while_a_lock_is_opened_does_not_keep_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ from vitascope.model.config import ViTConfig
 from vitascope.options.recipes import GROUP_OF
 
 TESTS = Path(__file__).parent
-SLACK = {"lines of Python": 57600, "lines of tests": 61280, "lines of JavaScript": 30, "modules of": 2}
+SLACK = {"lines of Python": 150, "lines of tests": 150, "lines of JavaScript": 30, "modules of": 2}
 """By how much a number may be below its record; others are equal to it."""
 RECORD: dict[str, int] = {
     "options of training": 88,
@@ -37,9 +37,9 @@ RECORD: dict[str, int] = {
     "commands": 22,
     "heatmap methods": 9,
     "public names": 66,
-    "lines of Python": 57600,
+    "lines of Python": 57589,
     "lines of JavaScript": 4399,
-    "lines of tests": 61280,
+    "lines of tests": 61277,
     "raise sites": 944,
     "constructions of TrainConfig": 13,
     "questions after the kind of labels": 20,

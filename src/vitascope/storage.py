@@ -204,7 +204,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         yield
 
 
-_OPENING = threading.Lock()
+_OPENING = threading.RLock()
 """Held while a file is opened and its end in forked processes is registered: a process that another thread
 forks in between, such as one that reads images, would keep the lock of the file as long as it lives."""
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork

@@ -14,16 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.contracts.family import (
-    Answer,
-    Example,
-    Library,
-    check_family,
-    check_misshapen,
-    check_refused,
-    load,
-    with_tensors,
-)
+from tests.contracts import family as contract
 from tests.model import random_images, randomize, small_model
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
@@ -219,7 +210,7 @@ def shapes(state: State) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in state.items()}
 
 
-class InTimm(Library):
+class InTimm(contract.Library):
     """A file that timm reads by its filter; the peer is timm's model with its weights."""
 
     def __init__(self, family: str, name: str, options: dict[str, Any], names: Callable[[nn.Module], Any]):
@@ -240,7 +231,7 @@ class InTimm(Library):
         assert shapes(written.get("model", written)) == shapes(expected.get("model", expected))
         return read_by_timm(self.build(), folder / "model.pth", adapt_layer_scale=self.family == "deit")
 
-    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> contract.Answer:
         attention, hooks = [], []  # type: list[Tensor], list[Any]
         for block in peer.double().blocks:
             block.attn.fused_attn = False  # timm then passes the weights through its dropout
@@ -250,12 +241,12 @@ class InTimm(Library):
         for hook in hooks:
             hook.remove()
         head = self.family != "dinov2"
-        return Answer(
+        return contract.Answer(
             outputs=peer(images) if head else features[:, 0], features=features, attention=attention
         )
 
 
-class InTransformers(Library):
+class InTransformers(contract.Library):
     """DINOv3's file, which transformers' conversion script renames; the peer is transformers' model."""
 
     family = "dinov3"
@@ -274,10 +265,10 @@ class InTransformers(Library):
                 assert not state[name.removesuffix("_mask")].chunk(3)[1].any()
         return read_by_transformers(folder / "model.pth", peer.config)
 
-    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> contract.Answer:
         result = peer.double()(images, output_attentions=True)
         tokens = result.last_hidden_state
-        return Answer(outputs=result.pooler_output, features=tokens, attention=result.attentions)
+        return contract.Answer(outputs=result.pooler_output, features=tokens, attention=result.attentions)
 
 
 def in_training(peer: nn.Module, source: Source) -> Source:
@@ -290,10 +281,10 @@ def identified(path: Path) -> Source:
     return Source(name="training", tensors=read_weights(path).tensors)
 
 
-def deit(case: str) -> Example:
+def deit(case: str) -> contract.Example:
     name, options = DEITS[case]
     library = InTimm("deit", name, options, deit_names)
-    return Example(
+    return contract.Example(
         library=library,
         build=library.build,
         options={
@@ -305,15 +296,15 @@ def deit(case: str) -> Example:
     )
 
 
-def dinov2(case: str) -> Example:
+def dinov2(case: str) -> contract.Example:
     name, options = DINOV2S[case]
-    library = InTimm("dinov2", name, options, hub_names)
-    return Example(library=library, build=library.build, tolerance=1e-6, others={"in training": in_training})
+    library, others = InTimm("dinov2", name, options, hub_names), {"in training": in_training}
+    return contract.Example(library=library, build=library.build, tolerance=1e-6, others=others)
 
 
-def dinov3(case: str) -> Example:
+def dinov3(case: str) -> contract.Example:
     config = dinov3_config(**DINOV3S[case])
-    return Example(
+    return contract.Example(
         library=InTransformers(),
         build=lambda: randomize(transformers.DINOv3ViTModel(config)).eval(),
         sizes=[(48, 96)],
@@ -329,13 +320,13 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize(("kind", "case"), EXAMPLES.values(), ids=EXAMPLES)
-def test_family(kind: Callable[[str], Example], case: str, tmp_path: Path) -> None:
-    check_family(kind(case), tmp_path)
+def test_family(kind: Callable[[str], contract.Example], case: str, tmp_path: Path) -> None:
+    contract.check_family(kind(case), tmp_path)
 
 
 @pytest.mark.parametrize("given", [deit("deit iii"), dinov2("registers"), dinov3("as published")])
-def test_misshapen_tensors_are_rejected(given: Example, tmp_path: Path) -> None:
-    check_misshapen(given.library.save(given.build(), tmp_path), given.library.family)
+def test_misshapen_tensors_are_rejected(given: contract.Example, tmp_path: Path) -> None:
+    contract.check_misshapen(given.library.save(given.build(), tmp_path), given.library.family)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -348,7 +339,8 @@ def test_half_precision_with_registers_is_loaded_without_rounding(dtype: torch.d
     torch.save({key: value.float() for key, value in state.items()}, tmp_path / "whole.pth")
     theirs = read_by_timm(timm_model(name, **options), tmp_path / "whole.pth")
     images = random_images(2, 3, *[options["img_size"]] * 2)
-    assert relative_error(load(tmp_path / "half.pth")(images), theirs.forward_features(images)[:, 0]) < 1e-5
+    ours = contract.load(tmp_path / "half.pth")
+    assert relative_error(ours(images), theirs.forward_features(images)[:, 0]) < 1e-5
 
 
 # --- shapes of the published models
@@ -449,14 +441,14 @@ def altered(dinov3_state: State) -> Altered:
     def alter(**changed: Tensor | None) -> Source:
         source = Source(name="altered.pth", tensors=dinov3_state)
         change = {name.replace("__", "."): tensor for name, tensor in changed.items()}
-        return DINOV3.before_reading(with_tensors(source, change))
+        return DINOV3.before_reading(contract.with_tensors(source, change))
 
     return alter
 
 
 def test_non_square_grid_is_rejected_in_writing_and_needs_a_config_in_reading(tmp_path: Path) -> None:
     ours = small_model(embed_dim=64, num_heads=1, image_size=(32, 48))
-    check_refused("deit", ours, ["4x6"], tmp_path)
+    contract.check_refused("deit", ours, ["4x6"], tmp_path)
     theirs = timm_model("deit_tiny_patch16_224", **WIDE | {"img_size": (64, 96)})
     torch.save(deit_names(theirs), tmp_path / "theirs.pth")
     source, kind = identify(f"deit:{tmp_path / 'theirs.pth'}")
@@ -531,7 +523,7 @@ def test_norm_of_local_crops_is_ignored_in_reading_and_written_for_the_largest_m
 def test_positions_without_a_prefix_are_written_with_a_zero_prefix_for_dinov2(tmp_path: Path) -> None:
     options = {"embed_dim": 64, "num_heads": 1, "head": "none", "position_prefix": False}
     ours, images = small_model(**options, resample="dinov2"), random_images(2, 3, 32, 32)
-    again = load(save_pretrained(ours, tmp_path, format="dinov2"))
+    again = contract.load(save_pretrained(ours, tmp_path, format="dinov2"))
     assert relative_error(again(images), ours(images)) < 1e-6
 
 

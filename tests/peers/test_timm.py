@@ -11,17 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tests.contracts.family import (
-    Answer,
-    Example,
-    Library,
-    check_family,
-    check_misshapen,
-    check_refused,
-    check_written,
-    settled,
-    with_tensors,
-)
+from tests.contracts import family as contract
 from tests.model import VARIANTS, randomize, small_config, small_model
 from tests.peers.comparison import relative_error
 from tests.peers.timm_models import (
@@ -57,7 +47,7 @@ from vitascope.weights.mapping import Source, changes, from_family, misfit
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 
 
-class TimmLibrary(Library):
+class TimmLibrary(contract.Library):
     family = "timm"
 
     def __init__(self, **args: Any) -> None:
@@ -89,7 +79,7 @@ class TimmLibrary(Library):
             whole["side_rounding"] = "nearest"
         return Preprocess(image_size=size, channels=channels, **numbers, **whole)
 
-    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> Answer:
+    def answer(self, peer: nn.Module, images: Tensor, ours: VisionTransformer) -> contract.Answer:
         peer = with_rotation_of(peer.double(), ours)
         seen: dict[str, list[Tensor]] = {"": [], "attn.attn_drop": []}  # of a block, and attention weights
         hooks = []
@@ -103,7 +93,7 @@ class TimmLibrary(Library):
         distilled = ours.config.readout.distillation_token  # timm returns the mean of two tokens
         pooled = None if distilled else peer.forward_head(features, pre_logits=True)
         blocks, attention = seen.values()
-        return Answer(
+        return contract.Answer(
             outputs=peer(images), features=features, pooled=pooled, blocks=blocks, attention=attention
         )
 
@@ -135,16 +125,16 @@ SIZES |= {"EVA-02 small": [(28, 70)], "DINOv3": [(32, 80)]}
 
 
 def with_mask_token(peer: nn.Module, source: Source) -> Source:
-    return with_tensors(open_source(source.folder), {"mask_token": torch.zeros(1, 384)})
+    return contract.with_tensors(open_source(source.folder), {"mask_token": torch.zeros(1, 384)})
 
 
-def example(case: str) -> Example:
+def example(case: str) -> contract.Example:
     name, options = (MODELS | HYBRIDS | EVA | BEIT)[case]
     patch, args = 14 if "patch14" in name else 16, {}
     if case in EVA | BEIT:
         args = options = {**EVA_SIZES, "img_size": [4 * patch, 3 * patch], **options}
     any_size = {"dynamic_img_size": True} if case in SIZES else {}
-    return Example(
+    return contract.Example(
         library=TimmLibrary(**args),
         build=lambda: random_model(name, **options, **any_size),
         sizes=SIZES.get(case, ()),
@@ -156,13 +146,13 @@ def example(case: str) -> Example:
 
 @pytest.mark.parametrize("case", MODELS | HYBRIDS | EVA | BEIT)
 def test_family(case: str, tmp_path: Path) -> None:
-    check_family(example(case), tmp_path)
+    contract.check_family(example(case), tmp_path)
 
 
 @pytest.mark.parametrize("case", ["ViT", "DeiT distilled", "DINOv3", "BEiT"])
 def test_misshapen_tensors_are_rejected(case: str, tmp_path: Path) -> None:
     given = example(case)
-    check_misshapen(given.library.save(given.build(), tmp_path), "timm")
+    contract.check_misshapen(given.library.save(given.build(), tmp_path), "timm")
 
 
 @torch.no_grad()
@@ -276,14 +266,14 @@ MORE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", [name for name in VARIANTS if name not in REFUSED] + list(MORE))
 def test_our_models_have_equal_outputs_in_timm(case: str, tmp_path: Path) -> None:
-    check_written(
-        small_model(**(VARIANTS | MORE)[case]), Example(library=TimmLibrary(), build=dict), tmp_path
+    contract.check_written(
+        small_model(**(VARIANTS | MORE)[case]), contract.Example(library=TimmLibrary(), build=dict), tmp_path
     )
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_model_that_timm_cannot_run_is_rejected(case: str, tmp_path: Path) -> None:
-    check_refused("timm", small_model(**VARIANTS[case]), VARIANTS[case], tmp_path)
+    contract.check_refused("timm", small_model(**VARIANTS[case]), VARIANTS[case], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +297,7 @@ def test_options_fixed_by_timm_are_reported_and_applied(
     told = [sentence.partition(": timm has no other")[0] for sentence in changes(TIMM, ours.config)]
     assert sorted(told) == sorted(change.split("; "))
     peer = in_timm(ours, tmp_path).double()
-    expected = settled(ours, "timm").double()
+    expected = contract.settled(ours, "timm").double()
     images = images_for(ours.config).double()
     with torch.no_grad():
         assert relative_error(peer(images), expected(images)) < 1e-12

@@ -33,7 +33,6 @@ from vitascope.data.label_measures import (
     LabelScore,
     best_thresholds,
     label_score,
-    mistake_confidences,
     pairs_confused,
 )
 from vitascope.data.measures import (
@@ -330,10 +329,6 @@ class Targets(ABC):
         """The probability of each label as it is: (N, 1) for one class per image, (N, K) for several."""
 
     @abstractmethod
-    def mistaken(self, answers: npt.NDArray[Any], probabilities: Probabilities) -> Floats:
-        """The confidence in each image's answer if that is wrong, (N,)."""
-
-    @abstractmethod
     def class_values(self, score: Score, answers: npt.NDArray[Any]) -> dict[str, Any]:
         """The measures of each class as values of JSON."""
 
@@ -482,9 +477,6 @@ class ClassIndices(Targets):
 
     def self_confidence(self, probabilities: Probabilities) -> Floats:
         return probabilities.astype(np.float64)[self.members][:, None]
-
-    def mistaken(self, answers: npt.NDArray[Any], probabilities: Probabilities) -> Floats:
-        return np.where(answers == self.labels, 0.0, probabilities.max(axis=1))
 
     def class_values(self, score: Score, answers: npt.NDArray[Any]) -> dict[str, Any]:
         return {"confusion": self.confusion(answers).tolist()}
@@ -699,9 +691,6 @@ class ClassSets(Targets):
     def self_confidence(self, probabilities: Probabilities) -> Floats:
         wide = probabilities.astype(np.float64)
         return np.where(self.labels, wide, 1 - wide)
-
-    def mistaken(self, answers: npt.NDArray[Any], probabilities: Probabilities) -> Floats:
-        return mistake_confidences(self.labels, answers, self.scored(probabilities))
 
     def class_values(self, score: Score, answers: npt.NDArray[Any]) -> dict[str, Any]:
         return cast("LabelScore", score).class_values()
