@@ -131,10 +131,15 @@ def test_browser_that_stores_nothing_is_mentioned(visit: Visit, download: Callab
 
 
 def test_decisions_survive_a_reload(visit: Visit, download: Callable[[], Any]) -> None:
+    one_dropped = "1 decided: keep 0, drop 1, relabel 0"
     visit.press("n", "d")
-    visit.page.wait_for_timeout(500)  # a busy browser stores a little later
-    visit.page.reload()
-    assert visit.text("#decided") == "1 decided: keep 0, drop 1, relabel 0"
+    assert visit.text("#decided") == one_dropped
+    for _ in range(20):  # a busy browser stores later; a reload stores nothing
+        visit.page.reload()
+        if visit.text("#decided") == one_dropped:
+            break
+        visit.page.wait_for_timeout(500)
+    assert visit.text("#decided") == one_dropped
     assert download() == {"cat/000.png": ("drop", "")}
 
 
