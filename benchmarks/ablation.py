@@ -39,8 +39,8 @@ from contest import (
 from contestants import our_training
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
-from vitascope.model.config import ViTConfig
-from vitascope.options.recipes import RECIPES, TrainConfig
+from vitascope.models.config import ViTConfig
+from vitascope.training.options.recipes import RECIPES, TrainConfig
 from vitascope.training.train import prepare, train
 
 RECIPE = "digits"

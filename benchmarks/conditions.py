@@ -16,7 +16,7 @@ from typing import Self
 import torch
 
 import vitascope as vs
-from vitascope.model.hardware import bf16_units
+from vitascope.models.hardware import bf16_units
 
 PEERS = ("timm", "transformers", "torchvision")
 

@@ -19,15 +19,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contest import DTYPES, Entrant, Step
-from vitascope.model.config import ViTConfig
-from vitascope.model.hardware import resolve_precision, reuse_freed_memory, suitable_threads
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import Optimization
-from vitascope.predict.engine import Engine, TorchEngine
-from vitascope.predict.runtimes import open_engine
+from vitascope.models.config import ViTConfig
+from vitascope.models.engines.engine import Engine, TorchEngine
+from vitascope.models.engines.runtimes import open_engine
+from vitascope.models.hardware import resolve_precision, reuse_freed_memory, suitable_threads
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.loading import save_pretrained
+from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.training.optimizers import optimizer_of
-from vitascope.weights.loading import save_pretrained
-from vitascope.weights.preprocess import default_preprocess
+from vitascope.training.options.groups import Optimization
 
 CPU = torch.device("cpu")
 

@@ -41,14 +41,14 @@ from contestants import inference_entrants, peer_inference_entrant, write_peer_w
 from exported import RUNTIMES, exported_engine, exported_entrant
 from reports import markdown_table, note, publish
 from vitascope.data.datasets import open_data
-from vitascope.data.decoding import ImageSource
-from vitascope.model.config import ViTConfig
-from vitascope.model.hardware import bf16_units
-from vitascope.model.sizes import named_config
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import Engine
-from vitascope.predict.runtimes import open_engine
-from vitascope.weights.loading import from_pretrained
+from vitascope.models.config import ViTConfig
+from vitascope.models.decoding import ImageSource
+from vitascope.models.engines.engine import Engine
+from vitascope.models.engines.runtimes import open_engine
+from vitascope.models.hardware import bf16_units
+from vitascope.models.sizes import named_config
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.loading import from_pretrained
 
 BATCH_SIZES = (1, 8)
 AGREEMENT_BATCH = 8

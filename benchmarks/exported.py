@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from contest import DTYPES, Entrant, Step
-from vitascope.model.sizes import ModelConfig
-from vitascope.predict.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
+from vitascope.models.engines.runtimes import ExportedEngine, OnnxEngine, OpenVinoEngine
+from vitascope.models.sizes import ModelConfig
 
 RUNTIMES: dict[str, tuple[str, type[OnnxEngine | OpenVinoEngine]]] = {
     ".onnx": ("ONNX Runtime", OnnxEngine),

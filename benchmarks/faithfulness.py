@@ -21,15 +21,15 @@ from conditions import Conditions
 from contest import positive
 from reports import command_line, markdown_table, note, publish
 from vitascope import explain
+from vitascope.analysis.explain.faithfulness.results import RANDOM, Comparison, Row
+from vitascope.analysis.explain.inputs import as_images, chosen_pictures
+from vitascope.analysis.explain.methods import methods_for
 from vitascope.data.datasets import open_pictures
-from vitascope.explain.faithfulness.results import RANDOM, Comparison, Row
-from vitascope.explain.inputs import as_images, chosen_pictures
-from vitascope.explain.methods import methods_for
 from vitascope.intervals import Interval
-from vitascope.model.config import ViTConfig
-from vitascope.model.vision_model import VisionModel
-from vitascope.run.run import Run
-from vitascope.weights.loading import from_pretrained
+from vitascope.models.config import ViTConfig
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.training.run.run import Run
 
 HEADER = ("method", "deletion AUC", "insertion AUC", "ROAD", "gain over random", "s/image", "verdict")
 NOTES = """\

@@ -20,12 +20,12 @@ from torch import Tensor
 from conditions import Conditions
 from reports import command_line, markdown_table, publish
 from vitascope.data.datasets import open_pictures, read_data
-from vitascope.data.decoding import ImageSource
-from vitascope.evaluation.calibration import class_gaussians
-from vitascope.model.heads import output_layers
-from vitascope.model.trust import nearest_class
-from vitascope.predict.engine import TorchEngine
-from vitascope.weights.loading import from_pretrained
+from vitascope.models.decoding import ImageSource
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.heads import output_layers
+from vitascope.models.trust import nearest_class
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.training.evaluation.calibration import class_gaussians
 
 BATCH = 250
 NEIGHBOURS = 50

@@ -27,9 +27,9 @@ from pathlib import Path
 from contest import positive
 from reports import note
 from serving import serving
-from vitascope.model.config import ViTConfig
-from vitascope.model.vision_model import build
-from vitascope.weights.loading import save_pretrained
+from vitascope.models.config import ViTConfig
+from vitascope.models.vision_model import build
+from vitascope.models.weights.loading import save_pretrained
 
 TOKEN = "a token for the time of this benchmark"
 PREFIX = "/vitascope"

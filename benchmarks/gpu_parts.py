@@ -41,20 +41,20 @@ import vitascope as vs
 from conditions import Conditions
 from gpu_training import compiling_with
 from reports import command_line, markdown_table, note
+from vitascope.analysis.explain.methods import heatmap, methods_for
 from vitascope.data.augment import Augmentation
+from vitascope.data.features.stream import FeatureStream
 from vitascope.data.loading import Loader
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
-from vitascope.explain.methods import heatmap, methods_for
-from vitascope.model.hardware import resolve_device, without_tf32
-from vitascope.options.recipes import BUILT_IN, RECIPES
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.feature_stream import FeatureStream
-from vitascope.predict.features import OWN
-from vitascope.run.run import Run
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.features import OWN
+from vitascope.models.hardware import resolve_device, without_tf32
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
+from vitascope.training.options.recipes import BUILT_IN, RECIPES
+from vitascope.training.run.run import Run
 from vitascope.training.train import build_trainer, prepare
 
 CPU = torch.device("cpu")

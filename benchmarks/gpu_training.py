@@ -46,12 +46,12 @@ from contest import positive, rate, ratio
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
-from vitascope.model.config import ViTConfig
-from vitascope.model.hardware import resolve_device
-from vitascope.model.vit import VisionTransformer
-from vitascope.run.run import Run
+from vitascope.models.config import ViTConfig
+from vitascope.models.hardware import resolve_device
+from vitascope.models.vit import VisionTransformer
 from vitascope.training.loop import RECORD_EVERY
 from vitascope.training.optimizers import optimizer_of
+from vitascope.training.run.run import Run
 from vitascope.training.train import build_trainer, prepare
 
 Step = Callable[[], object]

@@ -29,10 +29,10 @@ from torch import Tensor
 
 import vitascope as vs
 from reports import note
-from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import named_config
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.models.config import ViTConfig
+from vitascope.models.sizes import named_config
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
 
 State = dict[str, Tensor]
 

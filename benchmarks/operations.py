@@ -43,13 +43,13 @@ from vitascope.data.datasets import open_data
 from vitascope.data.loading import Batch
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.evaluation.measure import measure
-from vitascope.model.hardware import resolve_device
-from vitascope.model.views import mean_of_views, views_of
-from vitascope.options.recipes import TrainConfig
-from vitascope.run.run import Run
+from vitascope.models.hardware import resolve_device
+from vitascope.models.views import mean_of_views, views_of
 from vitascope.training import train as training
+from vitascope.training.evaluation.measure import measure
 from vitascope.training.loop import Trainer
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.classify import ModuleEngine
 from vitascope.training.tasks.task import Examples

@@ -28,7 +28,7 @@ from vitascope.deploy.page.proof import (
     model_outputs,
     probabilities_apart,
 )
-from vitascope.model.vit import VisionTransformer
+from vitascope.models.vit import VisionTransformer
 
 HEADER = (
     *("model", "weights", "MB", "ready, s", "first, s", "median, s", "same class"),

@@ -22,21 +22,21 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from vitascope.analysis.explain.faithfulness.compare import HeatmapFunction, check_cells
+from vitascope.analysis.explain.heatmaps import cell_of_pixels, grid_of
+from vitascope.analysis.explain.inputs import Images, as_images, chosen_pictures
+from vitascope.analysis.explain.methods import methods_for
+from vitascope.analysis.explain.targets import ClassScore
 from vitascope.arguments import Range, checked
 from vitascope.data.datasets import open_pictures
 from vitascope.errors import UserError
-from vitascope.explain.faithfulness.compare import HeatmapFunction, check_cells
-from vitascope.explain.heatmaps import cell_of_pixels, grid_of
-from vitascope.explain.inputs import Images, as_images, chosen_pictures
-from vitascope.explain.methods import methods_for
-from vitascope.explain.targets import ClassScore
 from vitascope.formatting import aligned
 from vitascope.intervals import Interval
-from vitascope.model.config import ViTConfig
-from vitascope.model.ensemble import Ensemble
-from vitascope.model.heads import predicted
-from vitascope.model.vision_model import VisionModel, build, evaluation_mode
-from vitascope.weights.loading import from_pretrained
+from vitascope.models.config import ViTConfig
+from vitascope.models.ensemble import Ensemble
+from vitascope.models.heads import predicted
+from vitascope.models.vision_model import VisionModel, build, evaluation_mode
+from vitascope.models.weights.loading import from_pretrained
 
 MARKS = ("colour", "texture", "word")
 DEPTH = 4

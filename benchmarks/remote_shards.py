@@ -24,8 +24,8 @@ from typing import Any, cast
 import reports
 from conditions import Conditions
 from vitascope.data.datasets import read_data
-from vitascope.data.decoding import Encoded, ImageSource, read_image
 from vitascope.data.splits import ImageSet
+from vitascope.models.decoding import Encoded, ImageSource, read_image
 from vitascope.remote import cache
 
 ROUNDS = 40

@@ -35,10 +35,10 @@ from PIL import Image
 from conditions import Conditions
 from contest import positive
 from reports import command_line, markdown_table, note, publish
-from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import named_config
-from vitascope.model.vision_model import build
-from vitascope.weights.loading import save_pretrained
+from vitascope.models.config import ViTConfig
+from vitascope.models.sizes import named_config
+from vitascope.models.vision_model import build
+from vitascope.models.weights.loading import save_pretrained
 
 PATIENCE_MS = 600_000
 """The deadline for measuring capacity, so long that no request is rejected."""

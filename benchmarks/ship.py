@@ -33,14 +33,14 @@ from PIL import Image
 from tests.browser import tour
 from tests.test_walkthrough import redraw
 
+from vitascope.analysis.evaluate import evaluate
 from vitascope.cli import main as vitascope
 from vitascope.data.measures import score_of
 from vitascope.data.samples import PHOTOS
-from vitascope.evaluation.evaluate import evaluate
-from vitascope.evaluation.measure import Evaluation
-from vitascope.run.run import Run
-from vitascope.weights.builtin import DEFAULT, built_in
-from vitascope.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.builtin import DEFAULT, built_in
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.training.evaluation.measure import Evaluation
+from vitascope.training.run.run import Run
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -32,9 +32,9 @@ from conditions import Conditions
 from contest import positive
 from reports import command_line, markdown_table, note, publish
 from vitascope.data.datasets import open_data
-from vitascope.data.decoding import read_image
 from vitascope.data.splits import ImageSet, check_known_classes
 from vitascope.data.targets import ClassIndices
+from vitascope.models.decoding import read_image
 
 COMMANDS = {
     "`probe`": "probe {body} --data {data}",

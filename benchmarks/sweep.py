@@ -36,11 +36,11 @@ from torch import Tensor, nn
 
 from reports import command_line, markdown_table, note, publish
 from vitascope.errors import UserError
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.identification import FAMILIES, identify
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import to_family
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.identification import FAMILIES, identify
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.mapping import to_family
+from vitascope.models.weights.preprocess import preprocess_of
 
 EXACT = 1e-10
 ROUNDED = 1e-6

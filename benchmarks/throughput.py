@@ -19,21 +19,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from vitascope.deploy.export.throughput import Step, take_turns, timed_step
 from vitascope.errors import UserError
-from vitascope.model.hardware import (
+from vitascope.models.engines.engine import Engine, TorchEngine
+from vitascope.models.engines.runtimes import exported_file_at, open_engine
+from vitascope.models.hardware import (
     bf16_units,
     has_bf16,
     resolve_device,
     resolve_precision,
     reuse_freed_memory,
 )
-from vitascope.model.sizes import NAMED_SIZES, named_config
-from vitascope.model.vision_model import VisionModel, build
-from vitascope.predict.engine import Engine, TorchEngine
-from vitascope.predict.runtimes import exported_file_at, open_engine
-from vitascope.predict.throughput import Step, take_turns, timed_step
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.preprocess import default_preprocess
+from vitascope.models.sizes import NAMED_SIZES, named_config
+from vitascope.models.vision_model import VisionModel, build
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.preprocess import default_preprocess
 
 ROUNDS = 3
 CPU_PRODUCT, GPU_PRODUCT = 2048, 8192

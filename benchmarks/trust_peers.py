@@ -23,8 +23,8 @@ from conditions import Conditions
 from reports import command_line, markdown_table, publish
 from vitascope.data.measures import RiskCoverage, calibration
 from vitascope.data.targets import ClassIndices
-from vitascope.evaluation.calibration import Temperature, class_gaussians
-from vitascope.model.trust import PredictionSets, nearest_class
+from vitascope.models.trust import PredictionSets, nearest_class
+from vitascope.training.evaluation.calibration import Temperature, class_gaussians
 
 N, K, D, DRAWS = 500, 10, 64, 500
 random = np.random.default_rng(0)

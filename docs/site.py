@@ -28,7 +28,7 @@ COPIED = {
     "README.zh.md": "index.zh.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "src/vitascope/weights/builtin/cifar10/README.md": "cifar10.md",
+    "src/vitascope/models/weights/builtin/cifar10/README.md": "cifar10.md",
     "src/vitascope/data/samples/README.md": "samples.md",
 } | {
     path.relative_to(ROOT).as_posix(): f"benchmarks/{path.name}"

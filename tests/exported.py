@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.data import noise
-from tests.model import small_model, with_preprocess
-from vitascope.data.preprocess import Preprocess
-from vitascope.model.vit import VisionTransformer
+from tests.models import small_model, with_preprocess
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vit import VisionTransformer
 
 NAMES = ("ant", "bee", "cat", "dog", "emu")
 
@@ -44,7 +44,7 @@ def write_copies(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     """Let `export` copy the model's file instead of tracing the model; everything else runs."""
     from vitascope.deploy.export import export as module
     from vitascope.deploy.export.formats import FORMATS
-    from vitascope.predict.runtimes import files_of
+    from vitascope.models.engines.runtimes import files_of
 
     def copy(_: object, path: Path, metadata: Mapping[str, str]) -> None:
         for source in files_of(file):

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitascope.data import transfer
-from vitascope.predict import engine
+from vitascope.models.engines import engine
 
 GPU = torch.device("meta")
 aten = torch.ops.aten

@@ -13,46 +13,14 @@ import vitascope
 ROOT = Path(vitascope.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# The packages that each layer may import, beside itself and `errors`.
-ALLOWED = {
-    "model": set(),
-    "data": {"model.options"},
-    "weights": {"model", "data.decoding", "data.preprocess", "run.layout"},
-    "text": {"model", "weights"},
-    "options": {"model", "data.table_options"},
-    "run": {"data", "weights", "model", "options"},
-    "explain": {"model", "weights.preprocess"},
-    "report": {"evaluation", "explain", "data", "weights", "model", "options", "run"},
-    "predict": {"model", "weights", "data", "explain", "text"},
-    "evaluation": {"auditing.leaks", "predict", "model", "weights", "data", "run"},
-    "auditing": {"probing", "evaluation", "predict", "report", "data", "weights", "model", "run"},
-    "probing": {"evaluation", "predict", "report", "explain", "data", "weights", "model", "run"},
-    "training": {
-        "auditing.leaks",
-        "evaluation",
-        "predict",
-        "model",
-        "weights",
-        "data",
-        "options",
-        "probing",
-        "report",
-        "run",
-    },
-    "deploy": set(),
-    "deploy.model_card": {"model", "weights", "data", "run"},
-    "deploy.export": {"evaluation", "predict", "explain", "model", "weights", "data", "run"},
-    "deploy.page": {
-        "deploy.export",
-        "deploy.server",
-        "predict",
-        "model",
-        "weights",
-        "data",
-        "explain",
-        "run",
-    },
-    "deploy.server": {"predict", "model", "weights", "data", "explain"},
+# The packages that each storey may import, beside itself and the modules at the root.
+ALLOWED: dict[str, set[str]] = {
+    "models": set(),
+    "data": {"models"},
+    "training": {"data", "models", "analysis.report"},
+    "analysis": {"training", "data", "models"},
+    "deploy": {"analysis", "training", "data", "models"},
+    "explain": {"analysis"},
     "errors": set(),
     "storage": set(),
     "serialization": set(),
@@ -60,12 +28,13 @@ ALLOWED = {
     "_version": set(),
     "formatting": {"errors"},
     "language": set(),
+    "layout": set(),
     "intervals": set(),
     "network": set(),
     "cache": set(),
     "remote": set(),
 }
-FOR_ALL = {"errors", "arguments", "formatting", "intervals", "language", "network"}
+FOR_ALL = {"errors", "arguments", "formatting", "intervals", "language", "layout", "network"}
 FOR_ALL |= {"cache", "remote", "serialization", "storage", "_version"}
 
 
@@ -76,11 +45,8 @@ def module_of(path: Path) -> str:
 
 
 def layer_of(path: Path) -> str:
-    """The layer of a file: `data` for data/loading.py, `deploy.export` for deploy/export/formats.py."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    if parts[0] == "deploy" and parts[1] != "__init__":
-        return ".".join(parts[:2])
-    return parts[0]
+    """The storey of a file, or its module at the root: `data` for data/loading.py."""
+    return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
 @functools.cache
@@ -185,7 +151,7 @@ def test_model_imports_only_torch() -> None:
     outside = {
         name_of(path): {name.split(".")[0] for name in imports(path)} - allowed
         for path in FILES
-        if layer_of(path) == "model"
+        if path.parent == ROOT / "models" and path.stem not in ("preprocess", "decoding", "file_checks")
     }
     assert outside
     assert not {name: modules for name, modules in outside.items() if modules}
@@ -194,8 +160,8 @@ def test_model_imports_only_torch() -> None:
 def test_two_modules_import_peer_libraries() -> None:
     peers = {"timm", "transformers", "torchvision", "open_clip"}
     exceptions = {
-        "vitascope.weights.foreign": {"timm", "transformers"},
-        "vitascope.text.text_model": {"transformers", "open_clip"},
+        "vitascope.models.weights.foreign": {"timm", "transformers"},
+        "vitascope.models.text.text_model": {"transformers", "open_clip"},
     }
     found = {
         module_of(path): {name.split(".")[0] for name in imports(path)}
@@ -228,7 +194,7 @@ def test_only_run_names_the_files_of_a_run_folder() -> None:
     assert not [
         f"{name_of(path)}: {node.value}"
         for path in FILES
-        if layer_of(path) != "run"
+        if path != ROOT / "layout.py"
         for node in nodes_of(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     ]
@@ -247,7 +213,7 @@ def test_private_names_stay_in_their_module() -> None:
 
 def test_every_kind_of_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import torch.nn as nn\nfrom . import loading\nfrom ..errors import UserError\n"
-    source += "def f():\n    from vitascope import explain\n    import vitascope.model.vit\n"
+    source += "def f():\n    from vitascope import explain\n    import vitascope.models.vit\n"
     root = tmp_path / "vitascope"
     for name in ("data/loading.py", "data/new.py", "errors.py", "explain/__init__.py", "model/vit.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -259,7 +225,7 @@ def test_every_kind_of_import_is_found(tmp_path: Path, monkeypatch: pytest.Monke
         "vitascope.data.loading",
         "vitascope.errors",
         "vitascope.explain",
-        "vitascope.model.vit",
+        "vitascope.models.vit",
     }
 
 

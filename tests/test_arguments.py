@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import vitascope as vs
-from tests.model import small_model
+from tests.models import small_model
 from tests.test_public_api import FROZEN
 from vitascope.arguments import checked
 

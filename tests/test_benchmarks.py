@@ -21,12 +21,12 @@ import pytest
 import torch
 
 import vitascope as vs
-from tests.model import random_images, small_model
+from tests.models import random_images, small_model
 from tests.training import undrawn, write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.ship import Serve
-from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.options import (
+from vitascope.models.config import OPTIONS, ViTConfig
+from vitascope.models.options import (
     BlockOptions,
     EmbeddingOptions,
     NormOptions,
@@ -35,7 +35,7 @@ from vitascope.model.options import (
     RotaryOptions,
     TokenizerOptions,
 )
-from vitascope.model.sizes import named_config
+from vitascope.models.sizes import named_config
 
 ROOT = Path(__file__).parent.parent
 OPTIONS_PAGE = ROOT / "docs" / "options.md"

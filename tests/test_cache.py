@@ -9,7 +9,7 @@ import pytest
 
 from vitascope.cache import cache_folder, local_failure
 from vitascope.data.contents import DIGEST
-from vitascope.data.feature_cache import FeatureCache
+from vitascope.data.features.cache import FeatureCache
 from vitascope.data.formats.archive import unpack
 from vitascope.data.formats.published import Published, fetch
 from vitascope.errors import UserError

@@ -23,20 +23,20 @@ import pytest
 import vitascope
 from tests.cli import SHAPE, SHORT, colours, error_line, write_place
 from tests.forked import ending, fork
-from tests.model import count_parameters, named_on_meta, on_meta, small_model
+from tests.models import count_parameters, named_on_meta, on_meta, small_model
 from tests.test_architecture import imports
 from tests.training import undrawn
 from vitascope import __version__
 from vitascope.__main__ import main as installed
+from vitascope.analysis.report import write
 from vitascope.cli import COMMANDS, main
 from vitascope.cli.parsing import fields_of, options_by_name, parse
 from vitascope.cli.train import Train
 from vitascope.data.samples import PHOTOS
-from vitascope.model.sizes import NAMED_SIZES, list_models, named_config
-from vitascope.options.recipes import RECIPES, TrainConfig
-from vitascope.report import write
+from vitascope.models.sizes import NAMED_SIZES, list_models, named_config
+from vitascope.models.weights.loading import save_pretrained
 from vitascope.training import train
-from vitascope.weights.loading import save_pretrained
+from vitascope.training.options.recipes import RECIPES, TrainConfig
 
 ROOT = Path(vitascope.__file__).parent
 MASKING = {"masking", "target", "corrupt", "decoder_dim", "decoder_depth"}
@@ -511,7 +511,7 @@ def test_trained_weights_are_fine_tuned_on_other_classes(
     with undrawn():
         assert main([*argv, *SHORT, "--ema", "0"]) == 0
     assert "left out the head for 2 classes; initialized one for 3" in capsys.readouterr().out
-    from vitascope.weights.loading import from_pretrained
+    from vitascope.models.weights.loading import from_pretrained
 
     tuned, start = from_pretrained("runs/tuned"), from_pretrained("runs/tiny")
     assert tuned.config.class_names == ("green", "grey", "white")

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.model import small_model
+from tests.models import small_model
 from vitascope.cli import main
-from vitascope.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli import error_line, exit_status
 from tests.forked import ending, fork
-from vitascope.predict.embed import Embeddings
-from vitascope.predict.engine import TorchEngine
+from vitascope.data.features.embed import Embeddings
+from vitascope.models.engines.engine import TorchEngine
 
 QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
 
@@ -118,7 +118,7 @@ def test_stopped_command_continues_with_the_cached_features(
 def test_killed_process_leaves_a_cache_that_the_next_one_uses(
     here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitascope.data.feature_cache.CHUNK_BYTES", 1)
+    monkeypatch.setattr("vitascope.data.features.cache.CHUNK_BYTES", 1)
     argv = ["runs/tiny", "data", "--batch-size", "4", "--json"]
 
     def killed() -> int:

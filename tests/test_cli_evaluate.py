@@ -7,7 +7,7 @@ import numpy as np
 from vitascope.cli.evaluate import evaluation_json, evaluation_lines
 from vitascope.data.label_measures import LabelScore
 from vitascope.data.targets import ClassSets
-from vitascope.evaluation.measure import Evaluation
+from vitascope.training.evaluation.measure import Evaluation
 
 
 def evaluation(N: int = 60) -> Evaluation:

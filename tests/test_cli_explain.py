@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.analysis.explain.figures import coarse, num_colours
 from tests.cli import SHAPE, SHORT, error_line
-from tests.explain.figures import coarse, num_colours
 from tests.training import undrawn
+from vitascope.analysis.explain.figures import VIEWS, draw
+from vitascope.analysis.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.cli import main
 from vitascope.cli.explain import Explain, labelled_test_images
 from vitascope.data.samples import PHOTOS
-from vitascope.explain.figures import VIEWS, draw
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS
-from vitascope.run.run import Run
-from vitascope.weights.loading import from_pretrained
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.training.run.run import Run
 
 PICTURE = "data/red/0.png"
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.model import small_model, with_trust
+from tests.models import small_model, with_trust
 from vitascope.cli import main
 from vitascope.cli.mcp import Mcp
 from vitascope.data.samples import __file__ as samples
-from vitascope.predict.predictor import Predictor
-from vitascope.weights.loading import save_pretrained
+from vitascope.deploy.predict.predictor import Predictor
+from vitascope.models.weights.loading import save_pretrained
 
 URL = "http://127.0.0.1:9/cat.jpg"
 PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"

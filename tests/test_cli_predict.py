@@ -14,11 +14,11 @@ import pytest
 
 from tests.cli import error_line, exit_status
 from tests.forked import ending, fork
-from tests.model import labelling_model, small_model
+from tests.models import labelling_model, small_model
 from vitascope.cli import main
-from vitascope.predict import parts
-from vitascope.predict.parts import Parts
-from vitascope.weights.loading import save_pretrained
+from vitascope.data.rows import parts
+from vitascope.data.rows.parts import Parts
+from vitascope.models.weights.loading import save_pretrained
 
 RUN = ["predict", "runs/tiny"]
 QUICK = ["--device", "cpu", "--workers", "1", "--batch-size", "4"]

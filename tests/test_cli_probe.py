@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cli import error_line, exit_status
+from vitascope.analysis.probing import probe as module
 from vitascope.cli import main
-from vitascope.probing import probe as module
-from vitascope.run.run import Run
+from vitascope.training.run.run import Run
 
 QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
 

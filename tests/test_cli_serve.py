@@ -15,7 +15,7 @@ from vitascope.cli.ship import Serve
 from vitascope.deploy.server.server import announce, by_name, serve
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
-from vitascope.weights.builtin import DEFAULT
+from vitascope.models.weights.builtin import DEFAULT
 
 
 def test_help_lists_every_option_and_imports_no_torch() -> None:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.analysis.explain.figures import coarse
 from tests.cli import error_line, exit_status
-from tests.explain.figures import coarse
 
 QUICK = ["--device", "cpu", "--workers", "0", "--precision", "fp32"]
 PICTURE = "data/red/0.png"

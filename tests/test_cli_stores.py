@@ -15,26 +15,26 @@ import pytest
 
 from tests.cli import SHAPE, SHORT, error_line
 from tests.forked import ending, fork
-from tests.model import small_model
+from tests.models import small_model
 from tests.stores import BUCKET, Store
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope import network
 from vitascope.__main__ import main as installed
+from vitascope.analysis.evaluate import evaluate
 from vitascope.cli import main
+from vitascope.data.features.embed import Embeddings, embed
 from vitascope.data.formats import shards
 from vitascope.data.loading import Loader
 from vitascope.data.pack import pack
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import Interrupted
-from vitascope.evaluation.evaluate import evaluate
-from vitascope.predict.compute import Compute
-from vitascope.predict.embed import Embeddings, embed
+from vitascope.models.engines.compute import Compute
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.stored_model import _copied
 from vitascope.remote import cache
 from vitascope.remote.stores import StoreError, find_object, list_folder
 from vitascope.training.loop import Trainer
 from vitascope.training.train import resume, train
-from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.stored_model import _copied
 
 QUICK = ["--device", "cpu", "--workers", "2", "--precision", "fp32", "--batch-size", "4"]
 

@@ -10,9 +10,9 @@ from PIL import Image
 
 import vitascope as vs
 from tests.data import noise
-from tests.text import write_clip
+from tests.models.text import write_clip
 from vitascope.cli import main
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
 
 pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
 

@@ -27,30 +27,30 @@ from tests import forked
 from tests.browser import HAS_BROWSER
 from tests.deploy.server.served import listening
 from tests.local_hub import local_hub
+from tests.models.text import write_clip
 from tests.stores import Store
 from tests.test_walkthrough import take_photos
-from tests.text import write_clip
 from tests.trackers import install
 from tests.training import undrawn
+from vitascope.analysis.explain.methods import Method, methods_for
 from vitascope.cache import cache_folder
 from vitascope.cli import main
 from vitascope.cli.parsing import documentation, parse
 from vitascope.cli.ship import Export, Serve
 from vitascope.data import datasets, listing, loading, pack, reading, splits, table_options
 from vitascope.data.formats import archive, folder, hub, published, shards
+from vitascope.data.rows import on_ray
 from vitascope.deploy.server.server import by_name
-from vitascope.explain.methods import Method, methods_for
-from vitascope.model import hardware
-from vitascope.model.sizes import NAMED_SIZES, named_config
-from vitascope.model.vision_model import VisionModel
-from vitascope.options.groups import AugmentationOptions
-from vitascope.options.recipes import RECIPES
-from vitascope.predict import on_ray
-from vitascope.predict.runtimes import open_engine
-from vitascope.run.trackers import TRACKERS
+from vitascope.models import hardware
+from vitascope.models.engines.runtimes import open_engine
+from vitascope.models.sizes import NAMED_SIZES, named_config
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.weights import builtin
 from vitascope.training import plan, start
+from vitascope.training.options.groups import AugmentationOptions
+from vitascope.training.options.recipes import RECIPES
+from vitascope.training.run.trackers import TRACKERS
 from vitascope.training.schedule import TimeBudget
-from vitascope.weights import builtin
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -119,7 +119,7 @@ def readers_folder(tmp_path: Path, shallow_built_in: Path, monkeypatch: pytest.M
     monkeypatch.setattr("vitascope.training.loop.TimeBudget", short_budget)
     fewer_points = functools.partial(vs.explain.compare, steps=2, shares=(0.5,))
     monkeypatch.setattr(vs.explain, "compare", fewer_points)
-    faithfulness = "vitascope.explain.faithfulness"
+    faithfulness = "vitascope.analysis.explain.faithfulness"
     # tests/explain/faithfulness compares all methods
     monkeypatch.setattr(f"{faithfulness}.compare.methods_for", fast_methods)
     fewer_maps = functools.partial(vs.explain.evidence, maps=19, steps=2)
@@ -271,7 +271,7 @@ def test_page_runs_from_top_to_bottom(
         pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
     monkeypatch.setattr(on_ray, "connected", lambda address: nullcontext())
     here = lambda loop, parts, task, wanted: parts.compute(task, loop.engine, wanted)  # noqa: E731
-    monkeypatch.setattr(on_ray.RayLoop, "__call__", here)  # tests/predict/test_on_ray.py starts a Ray
+    monkeypatch.setattr(on_ray.RayLoop, "__call__", here)  # tests/data/rows/test_on_ray.py starts a Ray
     if "import pyarrow" in text:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     tracked = [install(monkeypatch, name) for name in TRACKERS if f"--tracker {name}" in text]

@@ -6,8 +6,8 @@ import pytest
 
 from vitascope import errors
 from vitascope.errors import UserError, check_choice, nearest_path, printable, suggestion
-from vitascope.model.config import OPTIONS
-from vitascope.options.recipes import GROUP_OF
+from vitascope.models.config import OPTIONS
+from vitascope.training.options.recipes import GROUP_OF
 
 
 @pytest.mark.parametrize(

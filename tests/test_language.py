@@ -16,15 +16,15 @@ from jinja2 import nodes
 
 import vitascope
 import vitascope_lessons
+from vitascope.analysis.probing.curve import TIMES
+from vitascope.analysis.report.charts import PAIR_WORDS, CalibrationWords, curve_title
+from vitascope.analysis.report.page import jinja
 from vitascope.cli import main
 from vitascope.data.decisions import CHOICES
 from vitascope.data.label_measures import CLASSES_HEAD, ESTIMATES, ESTIMATES_HEAD
 from vitascope.deploy.server.page_content import web_files
 from vitascope.language import language, say, say_count
-from vitascope.probing.curve import TIMES
-from vitascope.probing.selection import SCORES_HEAD
-from vitascope.report.charts import PAIR_WORDS, CalibrationWords, curve_title
-from vitascope.report.page import jinja
+from vitascope.training.linear.selection import SCORES_HEAD
 from vitascope_lessons.checking import inputs_of
 from vitascope_lessons.exercises import NAMES, docstrings, solution_text
 from vitascope_lessons.faults import faults

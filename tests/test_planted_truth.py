@@ -10,12 +10,12 @@ from benchmarks import planted_truth as planted
 from benchmarks.planted_truth import MARKS, _on_mark, _planted, planted_truth
 from torch import Tensor
 
-from tests.model import random_images, small_model, small_resnet
+from tests.models import random_images, small_model, small_resnet
 from vitascope import explain
+from vitascope.analysis.explain.heatmaps import cell_of_pixels
+from vitascope.analysis.explain.targets import Target
 from vitascope.errors import UserError
-from vitascope.explain.heatmaps import cell_of_pixels
-from vitascope.explain.targets import Target
-from vitascope.model.vision_model import VisionModel
+from vitascope.models.vision_model import VisionModel
 
 
 def flat(model: VisionModel, images: Tensor, target: Target) -> Tensor:

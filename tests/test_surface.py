@@ -16,14 +16,14 @@ import pytest
 import vitascope as vs
 from tests.cli import SHAPE
 from tests.test_architecture import FILES, ROOT, layer_of, nodes_of
+from vitascope.analysis.explain.methods import METHODS
 from vitascope.cli import COMMANDS
 from vitascope.cli.parsing import fields_of
 from vitascope.data.samples import PHOTOS
 from vitascope.data.table_options import TableOptions
 from vitascope.deploy.server.settings import Settings
-from vitascope.explain.methods import METHODS
-from vitascope.model.config import ViTConfig
-from vitascope.options.recipes import GROUP_OF
+from vitascope.models.config import ViTConfig
+from vitascope.training.options.recipes import GROUP_OF
 
 TESTS = Path(__file__).parent
 SLACK = {"lines of Python": 150, "lines of tests": 150, "lines of JavaScript": 30, "modules of": 2}
@@ -94,7 +94,7 @@ def surface() -> dict[str, int]:
         "lines of tests": lines_of(TESTS, "py"),
         "raise sites": counted(ast.Raise),
         "constructions of TrainConfig": counted(
-            ast.Call, "training", "options", measure=is_call_of("TrainConfig", "configuration")
+            ast.Call, "training", measure=is_call_of("TrainConfig", "configuration")
         ),
         "questions after the kind of labels": counted(ast.expr, measure=asks_kind_of_labels)
         - sum(map(asks_kind_of_labels, nodes_of(ROOT / "data" / "targets.py"))),
@@ -111,7 +111,7 @@ main(['train', '--data', 'digits', '--steps', '1', '--run', 'run', *{SHAPE}])
 SERVER = """
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.settings import Settings
-from vitascope.predict.runtimes import open_engine
+from vitascope.models.engines.runtimes import open_engine
 create_app({"": lambda: open_engine('cifar10')}, Settings())
 """
 LOADED = {

@@ -26,9 +26,9 @@ from matplotlib import font_manager
 from PIL import Image
 
 import vitascope as vs
-from tests.explain.figures import coarse, texts
-from vitascope.data.decoding import read_image
-from vitascope.explain import plots
+from tests.analysis.explain.figures import coarse, texts
+from vitascope.analysis.explain import plots
+from vitascope.models.decoding import read_image
 
 DOCS = Path(__file__).parent.parent / "docs"
 ENGLISH, CHINESE = DOCS / "walkthrough.md", DOCS / "walkthrough.zh.md"

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.language import say
-from vitascope.model.config import ViTConfig
-from vitascope.model.vit import VisionTransformer
+from vitascope.models.config import ViTConfig
+from vitascope.models.vit import VisionTransformer
 from vitascope_lessons.exercises import is_begun, path_of
 from vitascope_lessons.faults import Function, faults
 from vitascope_lessons.places import OPTIONS, place_functions

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from vitascope.model.attention import EVERY_TOKEN, fused_attention, join_heads
-from vitascope.model.vit import VisionTransformer
+from vitascope.models.attention import EVERY_TOKEN, fused_attention, join_heads
+from vitascope.models.vit import VisionTransformer
 from vitascope_lessons.faults import Function
 
 OPTIONS = {"qkv_bias": "none", "linear_bias": False, "patch_bias": False, "pool": "cls"}

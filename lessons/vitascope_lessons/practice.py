@@ -14,8 +14,8 @@ from torch import Tensor
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
 from vitascope.language import say
-from vitascope.model.config import ViTConfig
-from vitascope.model.vit import VisionTransformer
+from vitascope.models.config import ViTConfig
+from vitascope.models.vit import VisionTransformer
 from vitascope_lessons.faults import Function
 from vitascope_lessons.places import OPTIONS, place_functions
 

@@ -12,75 +12,75 @@ from vitascope._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitascope import explain
-    from vitascope.auditing.audit import audit
-    from vitascope.data.preprocess import Preprocess
+    from vitascope.analysis.auditing.audit import audit
+    from vitascope.analysis.evaluate import evaluate
+    from vitascope.analysis.probing.probe import ProbeResult, probe
+    from vitascope.analysis.report.comparison_figure import compare
+    from vitascope.analysis.similar import SimilarPictures, similar
+    from vitascope.data.features.embed import Embeddings, embed
     from vitascope.data.table_options import TableOptions
     from vitascope.deploy.export.compress import compress
     from vitascope.deploy.export.export import export
     from vitascope.deploy.export.quantize import quantize
     from vitascope.deploy.model_card import push_to_hub
     from vitascope.deploy.page.page import page
+    from vitascope.deploy.predict.predictor import Prediction, Predictor
     from vitascope.errors import UserError
-    from vitascope.evaluation.calibrate import calibrate
-    from vitascope.evaluation.evaluate import evaluate
-    from vitascope.model.config import ViTConfig
-    from vitascope.model.resnet import ResNet
-    from vitascope.model.resnet_config import ResNetConfig
-    from vitascope.model.sizes import list_models
-    from vitascope.model.trace import Trace
-    from vitascope.model.vit import VisionTransformer
-    from vitascope.options.recipes import TrainConfig
-    from vitascope.predict.compute import Compute
-    from vitascope.predict.embed import Embeddings, embed
-    from vitascope.predict.predictor import Prediction, Predictor
-    from vitascope.predict.similar import SimilarPictures, similar
-    from vitascope.probing.probe import ProbeResult, probe
-    from vitascope.report.comparison_figure import compare
-    from vitascope.run.run import Run
-    from vitascope.text.zero_shot import zero_shot
+    from vitascope.models.config import ViTConfig
+    from vitascope.models.engines.compute import Compute
+    from vitascope.models.preprocess import Preprocess
+    from vitascope.models.resnet import ResNet
+    from vitascope.models.resnet_config import ResNetConfig
+    from vitascope.models.sizes import list_models
+    from vitascope.models.text.zero_shot import zero_shot
+    from vitascope.models.trace import Trace
+    from vitascope.models.vit import VisionTransformer
+    from vitascope.models.weights.convert import convert
+    from vitascope.models.weights.loading import from_pretrained, save_pretrained
+    from vitascope.models.weights.transfer import create_model
+    from vitascope.training.evaluation.calibrate import calibrate
+    from vitascope.training.options.recipes import TrainConfig
+    from vitascope.training.run.run import Run
     from vitascope.training.train import pretrain, resume, train
-    from vitascope.weights.convert import convert
-    from vitascope.weights.loading import from_pretrained, save_pretrained
-    from vitascope.weights.transfer import create_model
 
 _HOMES = {
-    "Compute": "predict.compute",
-    "Embeddings": "predict.embed",
-    "Prediction": "predict.predictor",
-    "Predictor": "predict.predictor",
-    "Preprocess": "data.preprocess",
-    "ProbeResult": "probing.probe",
-    "ResNet": "model.resnet",
-    "ResNetConfig": "model.resnet_config",
-    "Run": "run.run",
-    "SimilarPictures": "predict.similar",
+    "Compute": "models.engines.compute",
+    "Embeddings": "data.features.embed",
+    "Prediction": "deploy.predict.predictor",
+    "Predictor": "deploy.predict.predictor",
+    "Preprocess": "models.preprocess",
+    "ProbeResult": "analysis.probing.probe",
+    "ResNet": "models.resnet",
+    "ResNetConfig": "models.resnet_config",
+    "Run": "training.run.run",
+    "SimilarPictures": "analysis.similar",
     "TableOptions": "data.table_options",
-    "Trace": "model.trace",
-    "TrainConfig": "options.recipes",
+    "Trace": "models.trace",
+    "TrainConfig": "training.options.recipes",
     "UserError": "errors",
-    "ViTConfig": "model.config",
-    "VisionTransformer": "model.vit",
-    "audit": "auditing.audit",
-    "calibrate": "evaluation.calibrate",
-    "compare": "report.comparison_figure",
+    "ViTConfig": "models.config",
+    "VisionTransformer": "models.vit",
+    "audit": "analysis.auditing.audit",
+    "calibrate": "training.evaluation.calibrate",
+    "compare": "analysis.report.comparison_figure",
     "compress": "deploy.export.compress",
-    "convert": "weights.convert",
-    "create_model": "weights.transfer",
-    "embed": "predict.embed",
-    "evaluate": "evaluation.evaluate",
+    "convert": "models.weights.convert",
+    "create_model": "models.weights.transfer",
+    "embed": "data.features.embed",
+    "evaluate": "analysis.evaluate",
     "export": "deploy.export.export",
-    "from_pretrained": "weights.loading",
-    "list_models": "model.sizes",
+    "from_pretrained": "models.weights.loading",
+    "list_models": "models.sizes",
     "page": "deploy.page.page",
     "pretrain": "training.train",
-    "probe": "probing.probe",
+    "probe": "analysis.probing.probe",
     "push_to_hub": "deploy.model_card",
     "quantize": "deploy.export.quantize",
     "resume": "training.train",
-    "save_pretrained": "weights.loading",
-    "similar": "predict.similar",
+    "save_pretrained": "models.weights.loading",
+    "similar": "analysis.similar",
     "train": "training.train",
-    "zero_shot": "text.zero_shot",
+    "zero_shot": "models.text.zero_shot",
 }
 
 __all__ = [

@@ -9,11 +9,11 @@ import pytest
 
 from tests.browser import Visit, needs_browser, visiting
 from tests.data import write_tree
-from vitascope.auditing.finding import Finding
-from vitascope.auditing.page import write_audit_page
+from vitascope.analysis.auditing.page import write_audit_page
 from vitascope.data.contents import content_of
 from vitascope.data.datasets import read_data
 from vitascope.data.decisions import Decisions
+from vitascope.data.finding import Finding
 from vitascope.data.targets import ClassSets
 from vitascope.deploy.page.browser import launched
 

@@ -18,19 +18,19 @@ import torch
 import uvicorn
 from PIL import Image
 
+from tests.analysis.explain import MODELS
 from tests.browser import Visit, needs_browser, visiting
 from tests.data import noise, write_picture
 from tests.deploy.server.served import PATIENT
-from tests.explain import MODELS
-from tests.model import labelling_model, small_model, small_resnet
-from vitascope.data.preprocess import Framed, Preprocess
+from tests.models import labelling_model, small_model, small_resnet
+from vitascope.analysis.explain.attention import layer_attention
 from vitascope.deploy.page.browser import launched
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.page_content import samples_for
 from vitascope.deploy.server.settings import Settings
-from vitascope.explain.attention import layer_attention
-from vitascope.model.vision_model import VisionModel
-from vitascope.predict.engine import Engine, TorchEngine
+from vitascope.models.engines.engine import Engine, TorchEngine
+from vitascope.models.preprocess import Framed, Preprocess
+from vitascope.models.vision_model import VisionModel
 
 pytestmark = needs_browser
 

@@ -14,7 +14,7 @@ from PIL import Image
 import vitascope as vs
 from tests.browser import PATIENCE, Visit, needs_browser, visiting
 from tests.data import noise, write_picture
-from tests.model import small_model
+from tests.models import small_model
 from vitascope.deploy.page import page as page_module
 from vitascope.deploy.page.browser import launched
 from vitascope.deploy.page.document import START
@@ -22,8 +22,8 @@ from vitascope.deploy.page.packing import packed
 from vitascope.deploy.page.page import PageResult
 from vitascope.deploy.page.proof import compared_picture, model_outputs
 from vitascope.errors import UserError
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.preprocess import preprocess_of
 
 pytestmark = needs_browser
 

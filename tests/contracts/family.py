@@ -18,18 +18,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model import random_images
+from tests.models import random_images
+from tests.models.weights import assert_same_state
 from tests.peers.comparison import relative_error
-from tests.weights import assert_same_state
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import FAMILIES, identify, open_source, read_config
-from vitascope.weights.loading import load_source, save_pretrained
-from vitascope.weights.mapping import Family, Source, State, misfit, rows, to_family
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.models.config import OPTIONS, ViTConfig
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.identification import FAMILIES, identify, open_source, read_config
+from vitascope.models.weights.loading import load_source, save_pretrained
+from vitascope.models.weights.mapping import Family, Source, State, misfit, rows, to_family
+from vitascope.models.weights.preprocess import preprocess_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 
 from vitascope.data.datasets import read_data
-from vitascope.data.decoding import Encoded
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.listing import is_image, visible_files
 from vitascope.data.splits import ImageSet, Splits, complete_splits
+from vitascope.models.decoding import Encoded
 
 
 def noise(height: int, width: int, channels: int = 3, *, seed: int = 0) -> np.ndarray:

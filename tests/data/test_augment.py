@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.model import law
+from tests.models import law
 from vitascope.data.augment import Augmentation, _erase, _rectangles, crop_draws
 from vitascope.data.changes import apply_changes
 from vitascope.data.randaugment import RandAugment

@@ -8,7 +8,7 @@ from scipy.special import expit
 from sklearn.metrics import average_precision_score
 
 from tests.data.test_label_measures import TOLERANCE, sample
-from tests.model import law
+from tests.models import law
 from vitascope.data.average_precision import (
     ResampledPrecision,
     average_precision,

@@ -23,9 +23,9 @@ from vitascope.data.pack import pack
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassIndices
+from vitascope.deploy.predict.predictor import find_images
 from vitascope.errors import UserError
-from vitascope.predict.predictor import find_images
-from vitascope.run.run import Run
+from vitascope.training.run.run import Run
 
 Row = tuple[str, str, str, str]
 

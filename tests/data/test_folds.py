@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.model_selection import StratifiedGroupKFold
 
-from tests.probing.digits import DIGITS, PROPERTIES
+from tests.analysis.probing.digits import DIGITS, PROPERTIES
 from tests.training import write_folder
 from vitascope.data.datasets import find_copies, open_data
 from vitascope.data.folds import Division, copies_across, division_of, splits_of_fold

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
-from tests.model import law
+from tests.models import law
 from vitascope.data.label_measures import (
     best_thresholds,
     label_score,

@@ -13,9 +13,9 @@ from vitascope.data.datasets import described, open_data, open_pictures, read_da
 from vitascope.data.formats.folder import Folder, FolderStream
 from vitascope.data.listing import visible_files
 from vitascope.data.loading import Loader
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.split_record import record_of, restore
-from vitascope.predict.predictor import find_images
+from vitascope.deploy.predict.predictor import find_images
+from vitascope.models.preprocess import Preprocess
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data import bomb, noise, read_tree, write_picture, write_tree
-from tests.model import law
+from tests.models import law
 from vitascope.data.formats.shards import GROUP, ShardMembers
 from vitascope.data.loading import Batch, Loader, balanced_order, even_cuts, woven
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import epoch_order
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
+from vitascope.models.preprocess import Preprocess
 
 FIT = Preprocess(image_size=(4, 4))
 

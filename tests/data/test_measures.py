@@ -16,7 +16,7 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from tests.model import law
+from tests.models import law
 from vitascope.data.average_precision import PairedPrecision, mean_average_precision
 from vitascope.data.measures import (
     ClassPair,
@@ -33,7 +33,7 @@ from vitascope.data.measures import (
 )
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.run.predictions import Predictions, paired
+from vitascope.training.run.predictions import Predictions, paired
 
 
 @law

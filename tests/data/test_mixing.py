@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import law
+from tests.models import law
 from vitascope.data.mixing import Mixing
 from vitascope.errors import UserError
 

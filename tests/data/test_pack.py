@@ -18,12 +18,12 @@ from tests.data import Stored, encoded, exif_of, noise, splits_of, write_picture
 from vitascope.cli.models import Pack
 from vitascope.data import pack as packing
 from vitascope.data.datasets import open_data
-from vitascope.data.decoding import Encoded, read_image
 from vitascope.data.formats.shards import Shards
 from vitascope.data.pack import pack
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
+from vitascope.models.decoding import Encoded, read_image
 
 
 def content_of(images: ImageSet) -> Counter[tuple[bytes, int]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 from scipy.ndimage import gaussian_filter
 
-from tests.model import law
+from tests.models import law
 from vitascope.data.augment import Augmentation
 from vitascope.data.changes import apply_changes
 from vitascope.data.randaugment import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import law
+from tests.models import law
 from vitascope.data.randomness import epoch_order, fractions, random_bits, sorting_keys, step_seed, uniform
 
 seeds, counters = st.integers(0, 2**32), st.integers(0, 10**6)

@@ -20,10 +20,10 @@ from PIL import Image
 from tests.data import encoded, exif_of, noise, read_tree, write_tree
 from tests.forked import ending, fork
 from vitascope.data.augment import crop_draws
-from vitascope.data.decoding import ImageError
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.reading import ImageReader, ReadingPool, random_crop
 from vitascope.errors import UserError
+from vitascope.models.decoding import ImageError
+from vitascope.models.preprocess import Preprocess
 
 FIT = Preprocess(image_size=(4, 6))
 BATCHES = np.split(np.arange(8), [3, 6])
@@ -206,7 +206,7 @@ def test_a_process_that_is_starting_ignores_stop_signals_too() -> None:
 SCRIPT = """
     import os, signal, sys
     import numpy as np
-    from vitascope.data.preprocess import Preprocess
+    from vitascope.models.preprocess import Preprocess
     from vitascope.data.reading import ImageReader, ReadingPool
     from pathlib import Path
 

@@ -12,11 +12,11 @@ import pytest
 from tests.data import write_picture, write_tree
 from vitascope.data.contents import UNREADABLE, contents_of
 from vitascope.data.datasets import open_data, read_data
-from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.pack import pack
 from vitascope.data.split_record import Gone, Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
+from vitascope.models.decoding import ImageError, read_image
 
 ALL = ("train", "val", "test")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.test_folds import drawn_images
-from tests.model import law
+from tests.models import law
 from vitascope.data.folds import division_of
 from vitascope.data.splits import (
     ImageSet,

@@ -10,7 +10,6 @@ from tests.data import write_picture, write_tree
 from tests.stores import Store
 from vitascope.data.contents import image_name
 from vitascope.data.datasets import open_data, open_pictures, read_data
-from vitascope.data.decoding import ImageError, read_image, source_name
 from vitascope.data.formats.shard_index import MAX_BYTES
 from vitascope.data.formats.shards import open_shard
 from vitascope.data.pack import pack
@@ -19,6 +18,7 @@ from vitascope.data.stored import StoredImage, stored_images
 from vitascope.data.stored_data import hub_id
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
+from vitascope.models.decoding import ImageError, read_image, source_name
 from vitascope.remote.stores import StoreError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.model import small_model
+from tests.models import small_model
 from tests.test_walkthrough import HAN
 from vitascope.errors import UserError
 from vitascope_lessons.checking import SHAPE_OF_INPUTS, check, inputs_of, logits_and_loss, model_and_images

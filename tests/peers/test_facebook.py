@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from tests.contracts import family as contract
-from tests.model import random_images, randomize, small_model
+from tests.models import random_images, randomize, small_model
+from tests.models.weights import assert_same_state
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
-from tests.weights import assert_same_state
-from vitascope.model.relations import RotaryPositions
-from vitascope.model.sizes import named_config
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.families.facebook import Deit, Dinov2, Dinov3
-from vitascope.weights.files import CheckpointError, read_weights
-from vitascope.weights.identification import identify
-from vitascope.weights.loading import load_source, save_pretrained
-from vitascope.weights.mapping import Source, State
+from vitascope.models.relations import RotaryPositions
+from vitascope.models.sizes import named_config
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.families.facebook import Deit, Dinov2, Dinov3
+from vitascope.models.weights.files import CheckpointError, read_weights
+from vitascope.models.weights.identification import identify
+from vitascope.models.weights.loading import load_source, save_pretrained
+from vitascope.models.weights.mapping import Source, State
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[peers])")

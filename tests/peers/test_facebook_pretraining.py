@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import vitascope as vs
 from tests.contracts.family import Answer, Example, check_family
-from tests.model import random_images
+from tests.models import random_images
 from tests.peers.comparison import relative_error
 from tests.peers.test_facebook import InTimm, random_like, timm_model, transformers_names
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import identify, is_model
-from vitascope.weights.mapping import State
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.identification import identify, is_model
+from vitascope.models.weights.mapping import State
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[peers])")

@@ -3,9 +3,9 @@
 That tool is correct if it gets the right layer and a function that turns tokens into a map. The usual
 function, from its examples, is for a square grid and one class token; there every variant is compared, at
 both of our layers. Other grids and registers need another function, so that they are only compared with the
-formulas (tests/explain/test_gradcam.py). The tool adds 1e-6 and 1e-7 to the divisors of two variants, squares
-of gradients and sums of activations: only gradients far above 1e-3 are not affected, so that the heads here
-are large.
+formulas (tests/analysis/explain/test_gradcam.py). The tool adds 1e-6 and 1e-7 to the divisors of two
+variants, squares of gradients and sums of activations: only gradients far above 1e-3 are not affected, so
+that the heads here are large.
 """
 
 from pathlib import Path
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.peers.timm_models import images_for, loaded, peer_model, saved
-from vitascope.explain.gradcam import Variant, grad_cam
-from vitascope.model.vit import VisionTransformer
+from vitascope.analysis.explain.gradcam import Variant, grad_cam
+from vitascope.models.vit import VisionTransformer
 
 pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 peer = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed (vitascope[peers])")

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from tests.contracts import family as contract
 from tests.contracts.family import Answer, Example, Library, check_family, check_refused, check_written, load
-from tests.model import random_images, randomize, small_config, small_model
+from tests.models import random_images, randomize, small_config, small_model
+from tests.models.weights import assert_same_state, edit_config
 from tests.peers.comparison import relative_error
-from tests.weights import assert_same_state, edit_config
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import TorchEngine
-from vitascope.weights.families.huggingface.beit import Beit
-from vitascope.weights.families.huggingface.family import KINDS, HuggingFace, reason
-from vitascope.weights.files import CheckpointError, explaining_settings
-from vitascope.weights.identification import identify, open_source
-from vitascope.weights.loading import from_pretrained, load_source, save_pretrained
-from vitascope.weights.mapping import Source, changes, misfit
+from vitascope.models.config import ViTConfig
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.families.huggingface.beit import Beit
+from vitascope.models.weights.families.huggingface.family import KINDS, HuggingFace, reason
+from vitascope.models.weights.files import CheckpointError, explaining_settings
+from vitascope.models.weights.identification import identify, open_source
+from vitascope.models.weights.loading import from_pretrained, load_source, save_pretrained
+from vitascope.models.weights.mapping import Source, changes, misfit
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.model import small_model
-from vitascope.data.preprocess import Preprocess
-from vitascope.model.config import ViTConfig
-from vitascope.weights.families.huggingface.family import HuggingFace
-from vitascope.weights.files import CheckpointError, read_json
-from vitascope.weights.mapping import Source, to_family
+from tests.models import small_model
+from vitascope.models.config import ViTConfig
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.weights.families.huggingface.family import HuggingFace
+from vitascope.models.weights.files import CheckpointError, read_json
+from vitascope.models.weights.mapping import Source, to_family
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"

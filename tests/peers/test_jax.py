@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.contracts.family import Answer, Example, Library, check_family, check_misshapen, load
-from tests.model import random_images, randomize, small_model
+from tests.models import random_images, randomize, small_model
 from tests.peers import numpy_vit
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.families.jax import Jax
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import identify
-from vitascope.weights.loading import load_source, save_pretrained
-from vitascope.weights.mapping import Source
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.families.jax import Jax
+from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.identification import identify
+from vitascope.models.weights.loading import load_source, save_pretrained
+from vitascope.models.weights.mapping import Source
 
 JAX = Jax()
 Arrays = dict[str, NDArray[Any]]

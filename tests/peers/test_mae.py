@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model import randomize, small_config
+from tests.models import randomize, small_config
 from tests.peers.comparison import relative_error
 from tests.training.tasks import examples, pictures
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import Masking
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.preprocess import default_preprocess
+from vitascope.training.options.groups import Masking
 from vitascope.training.tasks.masked import MaskedAutoencoding, body_config
-from vitascope.weights.preprocess import default_preprocess
 
 transformers = pytest.importorskip(
     "transformers", minversion="5", reason="transformers 5 is not installed (vitascope[peers])"

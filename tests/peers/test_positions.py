@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model import random_images
+from tests.models import random_images
 from tests.peers.comparison import relative_error
-from vitascope.model.positions import resample_positions
+from vitascope.models.positions import resample_positions
 
 Grid = tuple[int, int]
 

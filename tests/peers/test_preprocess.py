@@ -9,16 +9,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.model import small_model, with_preprocess
+from tests.models import small_model, with_preprocess
 from tests.peers.comparison import relative_error
 from tests.peers.pictures import OF_ANY_MODE, PICTURES, picture
-from vitascope.data.preprocess import Preprocess
-from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import named_config
-from vitascope.weights.convert import convert
-from vitascope.weights.identification import FAMILIES
-from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.mapping import Source
+from vitascope.models.config import ViTConfig
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.sizes import named_config
+from vitascope.models.weights.convert import convert
+from vitascope.models.weights.identification import FAMILIES
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.mapping import Source
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from vitascope.data.loading import Loader
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
+from vitascope.models.preprocess import Preprocess
 
 samplers = pytest.importorskip(
     "timm.data.distributed_sampler", reason="timm is not installed (vitascope[peers])"

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.data import noise, sets_of, splits_of, write_tree
-from vitascope.data.decoding import read_image
 from vitascope.data.formats.shards import Shards
 from vitascope.data.pack import pack
+from vitascope.models.decoding import read_image
 
 webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed (vitascope[peers])")
 

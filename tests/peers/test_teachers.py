@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.model import randomize
+from tests.models import randomize
 from tests.peers.comparison import relative_error
 from vitascope.errors import UserError
 from vitascope.training.tasks.teachers import open_teacher

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 import vitascope as vs
-from tests.text import clip_words, write_words
+from tests.models.text import clip_words, write_words
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from tests.contracts import family as contract
-from tests.model import VARIANTS, randomize, small_config, small_model
+from tests.models import VARIANTS, randomize, small_config, small_model
+from tests.models.weights import edit
 from tests.peers.comparison import relative_error
 from tests.peers.timm_models import (
     BEIT,
@@ -32,17 +33,16 @@ from tests.peers.timm_models import (
     with_arguments,
 )
 from tests.uninitialized import uninitialized
-from tests.weights import edit
-from vitascope.data.preprocess import Preprocess
-from vitascope.model.sizes import named_config
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.families.timm import Timm
-from vitascope.weights.families.timm_beit import TimmBeit
-from vitascope.weights.families.timm_eva import TimmEva
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import identify, open_source
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, changes, from_family, misfit
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.sizes import named_config
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.families.timm import Timm
+from vitascope.models.weights.families.timm_beit import TimmBeit
+from vitascope.models.weights.families.timm_eva import TimmEva
+from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.identification import identify, open_source
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.mapping import Source, changes, from_family, misfit
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from tests.uninitialized import uninitialized
-from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.sizes import named_config
-from vitascope.weights.families.timm import Timm
-from vitascope.weights.families.timm_settings import TIMM_NAMES
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.identification import TIMM as LIBRARY
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, State, from_family
+from vitascope.models.config import OPTIONS, ViTConfig
+from vitascope.models.sizes import named_config
+from vitascope.models.weights.families.timm import Timm
+from vitascope.models.weights.families.timm_settings import TIMM_NAMES
+from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.identification import TIMM as LIBRARY
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.mapping import Source, State, from_family
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

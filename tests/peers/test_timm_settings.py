@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data import noise
-from tests.model import law, random_images, small_config, small_model
+from tests.models import law, random_images, small_config, small_model
 from tests.peers.comparison import relative_error
 from tests.peers.timm_models import SMALL, TIMM, assert_same_state, in_timm, loaded, opened, peer_model, saved
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig
-from vitascope.weights.families.timm_settings import settings
-from vitascope.weights.files import CheckpointError, explaining_settings
-from vitascope.weights.mapping import Source, to_family
-from vitascope.weights.preprocess import default_preprocess
+from vitascope.models.config import ViTConfig
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.weights.families.timm_settings import settings
+from vitascope.models.weights.files import CheckpointError, explaining_settings
+from vitascope.models.weights.mapping import Source, to_family
+from vitascope.models.weights.preprocess import default_preprocess
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

@@ -11,13 +11,13 @@ from PIL import Image
 import vitascope as vs
 from tests.data import encoded, noise
 from tests.deploy.server.served import play, serving
+from tests.models.text import write_clip
 from tests.peers.timm_models import random_model
-from tests.text import write_clip
+from vitascope.analysis.explain.methods import METHODS, methods_for
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
 from vitascope.deploy.export.quantize import quantize_file
-from vitascope.explain.methods import METHODS, methods_for
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.contracts.family import Answer, Example, Library, check_family, check_misshapen, load
-from tests.model import random_images, randomize, small_config
+from tests.models import random_images, randomize, small_config
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
-from vitascope.model.sizes import named_config
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.families.torchvision import Torchvision
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.imagenet import imagenet_classes
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source
+from vitascope.models.sizes import named_config
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.families.torchvision import Torchvision
+from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.imagenet import imagenet_classes
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.mapping import Source
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed (vitascope[peers])")
 

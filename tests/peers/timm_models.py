@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.model import random_images, randomize
+from tests.models import random_images, randomize
 from tests.uninitialized import uninitialized
-from vitascope.model.config import ViTConfig
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.families.timm import Timm
-from vitascope.weights.identification import FAMILIES
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import Source, from_family, to_family
-from vitascope.weights.preprocess import default_preprocess
+from vitascope.models.config import ViTConfig
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.families.timm import Timm
+from vitascope.models.weights.identification import FAMILIES
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.mapping import Source, from_family, to_family
+from vitascope.models.weights.preprocess import default_preprocess
 
 timm = pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 

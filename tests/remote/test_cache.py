@@ -9,9 +9,9 @@ import pytest
 
 from tests.forked import ending, fork
 from tests.stores import Store
-from vitascope.data.decoding import read_image
 from vitascope.data.stored import StoredImage
 from vitascope.errors import UserError
+from vitascope.models.decoding import read_image
 from vitascope.remote import cache
 from vitascope.remote.cache import ObjectReader, copied, prefetched, read, size_on_disk
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object

@@ -24,7 +24,7 @@ from vitascope.remote.stores import (
     upload,
     walk,
 )
-from vitascope.run.stored_run import StoredRun
+from vitascope.training.run.stored_run import StoredRun
 
 
 def write(path: Path, content: bytes = b"0123456789") -> Path:

@@ -15,16 +15,16 @@ import pytest
 import torch
 from PIL import Image
 
+from vitascope.analysis.report import figures, write
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import Interrupted
-from vitascope.model.sizes import ModelConfig
-from vitascope.options.recipes import TrainConfig
-from vitascope.report import figures, write
-from vitascope.run.run import Run
+from vitascope.models.sizes import ModelConfig
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 from vitascope.training.tasks import masked
 from vitascope.training.train import build_trainer, prepare
 
@@ -91,7 +91,7 @@ def undrawn() -> Iterator[None]:
 
     Checkpoints are kept, because tests compare their states; test_train_finish tests their removal.
     """
-    importlib.import_module("vitascope.probing.probe")  # which would keep what is patched here
+    importlib.import_module("vitascope.analysis.probing.probe")  # which would keep what is patched here
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "draw_figures", lambda *_: {})
         patch.setattr(masked, "draw_masked", lambda *_: {})

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.model import small_model
+from tests.models import small_model
 from tests.training import undrawn, write_folder
-from vitascope.weights.loading import save_pretrained
+from vitascope.models.weights.loading import save_pretrained
 
 
 @pytest.fixture(scope="module")

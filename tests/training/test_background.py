@@ -21,16 +21,16 @@ from torch.distributed.tensor import distribute_tensor
 from tests.forked import in_group
 from tests.pretended_gpu import GPU, pretended_gpu
 from tests.training import assert_bitwise, records, run_of, tiny_config, trainer_of, undrawn, write_folder
-from vitascope.data.transfer import Fetched
 from vitascope.errors import UserError
-from vitascope.run.run import Run
+from vitascope.models.engines.transfer import Fetched
+from vitascope.models.weights.loading import from_pretrained
 from vitascope.training import background, loop, train
 from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
 from vitascope.training.loop import Trainer
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained
 
 
 def test_a_loss_on_a_gpu_is_read_after_the_next_step_is_started() -> None:

@@ -16,9 +16,9 @@ import vitascope as vs
 from tests.pretended_gpu import GPU, PretendedGPU, WaitError, pretended_gpu
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
-from vitascope.data.transfer import to_device
-from vitascope.run.run import Run
+from vitascope.models.engines.transfer import to_device
 from vitascope.training.loop import Trainer
+from vitascope.training.run.run import Run
 from vitascope.training.train import build_trainer, prepare
 
 ROTARY = {"model_options": {"positions": "rotary"}, "pool": "mean", "clip_grad": 1.0}

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from tests.forked import in_group, torchrun
-from tests.model import small_model
+from tests.models import small_model
 from tests.training import (
     assert_bitwise,
     interrupted,
@@ -34,12 +34,12 @@ from tests.training import (
 from tests.training.checkpoint import save_checkpoint
 from vitascope.cache import cache_folder
 from vitascope.errors import Interrupted, UserError
-from vitascope.options.recipes import TrainConfig
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.training import distributed, loop, optimizers, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.distributed import Exchange, _own_part, gather, rank, sum_over_processes
-from vitascope.weights.loading import from_pretrained, save_pretrained
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 
 # 20 training images in batches of 6: the last of an epoch has 2, so that two processes get none. The rate
 # rises all the time: at the full rate, Adam's first steps magnify rounding in any run. No bias of the keys:

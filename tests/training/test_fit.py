@@ -7,10 +7,10 @@ from PIL import Image
 
 from tests.cli import SHAPE
 from vitascope.cli import main
-from vitascope.data.preprocess import Fit, Preprocess
-from vitascope.predict.predictor import Predictor
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.deploy.predict.predictor import Predictor
+from vitascope.models.preprocess import Fit, Preprocess
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
 
 SQUARE = Preprocess(image_size=(16, 16))
 SMALL = [*SHAPE, "--recipe", "base"]

@@ -12,18 +12,18 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from tests.training import signalled, tiny_config, undrawn, write_folder
 from tests.training.test_several_labels import write_table
+from vitascope.analysis.evaluate import evaluate
+from vitascope.analysis.report import write
+from vitascope.analysis.report.comparison import RunComparison
+from vitascope.analysis.report.overview import training
 from vitascope.data.targets import ClassIndices
 from vitascope.deploy.export.export import export
 from vitascope.errors import Interrupted, UserError
-from vitascope.evaluation.evaluate import evaluate
-from vitascope.model.ensemble import Ensemble
-from vitascope.predict.runtimes import open_engine
-from vitascope.report import write
-from vitascope.report.comparison import RunComparison
-from vitascope.report.overview import training
-from vitascope.run.run import Run
+from vitascope.models.engines.runtimes import open_engine
+from vitascope.models.ensemble import Ensemble
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.training.run.run import Run
 from vitascope.training.train import TrainResult, resume, train
-from vitascope.weights.loading import from_pretrained
 
 
 def run(data: Path, folder: Path, **options: Any) -> TrainResult:

@@ -15,11 +15,11 @@ from tests.forked import in_group
 from tests.training import planned, tiny_config, undrawn, write_folder
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
-from vitascope.options.groups import ExecutionOptions
-from vitascope.options.recipes import TrainConfig
 from vitascope.storage import locked
 from vitascope.training import identity, train
 from vitascope.training.identity import check_identity, run_identity
+from vitascope.training.options.groups import ExecutionOptions
+from vitascope.training.options.recipes import TrainConfig
 
 
 def another_image(folder: Path) -> None:

@@ -6,9 +6,9 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from vitascope.data.frames import DataFrame
-from vitascope.model.configuration import field_types
-from vitascope.options.recipes import GROUP_OF, TrainConfig
+from vitascope.models.configuration import field_types
 from vitascope.training.keywords import TrainKeywords
+from vitascope.training.options.recipes import GROUP_OF, TrainConfig
 
 RECORDED = {"task", "fold"}
 """Options that a function or a run sets itself."""

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.model import small_model, with_preprocess
+from tests.models import small_model, with_preprocess
 from tests.training import assert_bitwise, interrupted, tiny_config, undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
-from vitascope.options.recipes import TrainConfig
-from vitascope.predict.predictor import Predictor
-from vitascope.run.run import Run
+from vitascope.deploy.predict.predictor import Predictor
+from vitascope.models.weights.loading import save_pretrained
+from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.training import plan as planning
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.plan import Plan
+from vitascope.training.run.run import Run
 from vitascope.training.train import prepare, resume, start_model, train
-from vitascope.weights.loading import save_pretrained
-from vitascope.weights.preprocess import default_preprocess
 
 
 @pytest.fixture(scope="module")

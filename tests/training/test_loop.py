@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model import small_model
+from tests.models import small_model
 from tests.training import (
     assert_bitwise,
     interrupted,
@@ -22,14 +22,14 @@ from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Batch
 from vitascope.errors import UserError
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.loop import Trainer
 from vitascope.training.optimizers import layer_of
 from vitascope.training.progress import Progress
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained, save_pretrained
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -8,19 +8,19 @@ import torch
 
 from tests.forked import in_group
 from tests.training import write_folder
+from vitascope.analysis.report import figures, write
 from vitascope.cli import main
 from vitascope.errors import UserError
-from vitascope.options.groups import Optimization
-from vitascope.report import figures, write
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import from_pretrained
 from vitascope.training import more_epochs
 from vitascope.training import train as train_module
 from vitascope.training.background import BestWeights
 from vitascope.training.loop import Trainer
+from vitascope.training.options.groups import Optimization
+from vitascope.training.run.run import Run
 from vitascope.training.schedule import Schedule
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import resume, train
-from vitascope.weights.loading import from_pretrained
 
 SMALL = {"recipe": "base", "embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu", "batch_size": 8}
 CONSTANT = {**SMALL, "schedule": "constant", "warmup_steps": 2, "ema": 0.9, "keep": "last"}

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.model import small_model
+from tests.models import small_model
 from vitascope.errors import UserError
-from vitascope.model.lora import add_adapters
-from vitascope.options.groups import Optimization
+from vitascope.models.lora import add_adapters
 from vitascope.training import optimizers
 from vitascope.training.optimizers import (
     Muon,
@@ -23,6 +22,7 @@ from vitascope.training.optimizers import (
     train_mode,
     update_average,
 )
+from vitascope.training.options.groups import Optimization
 
 
 @pytest.mark.parametrize(("bf16", "off_diagonal"), [(False, 1e-3), (True, 0.05)])

@@ -15,15 +15,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.forked import in_group
-from tests.model import small_model
+from tests.models import small_model
 from tests.training import planned, tiny_config, trainer_of, undrawn
 from vitascope.data.datasets import open_data
-from vitascope.model.resnet import ResNet
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.options.recipes import TrainConfig
-from vitascope.run.run import Run
+from vitascope.models.resnet import ResNet
+from vitascope.models.resnet_config import ResNetConfig
 from vitascope.training import announcement, distributed, placement, train
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.placement import bytes_per_image, parts_of_batch
+from vitascope.training.run.run import Run
 
 CPU = torch.device("cpu")
 

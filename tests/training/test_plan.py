@@ -13,23 +13,23 @@ import pytest
 import torch
 
 from tests.data import write_picture, write_tree
-from tests.model import small_config, small_model
+from tests.models import small_config, small_model
 from tests.training import clock, undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
-from vitascope.model.lora import add_adapters
-from vitascope.options.groups import Balance, Optimization
-from vitascope.options.recipes import RECIPES, TrainConfig, check_named, configuration
-from vitascope.run.run import Run
+from vitascope.models.lora import add_adapters
+from vitascope.models.weights.loading import save_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.training.loop import augmentation_of
 from vitascope.training.optimizers import freeze_body, optimizer_of, train_mode
+from vitascope.training.options.groups import Balance, Optimization
+from vitascope.training.options.recipes import RECIPES, TrainConfig, check_named, configuration
 from vitascope.training.plan import Facts, Plan, default_batch_size, inspect, resolve
+from vitascope.training.run.run import Run
 from vitascope.training.schedule import Schedule
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.train import prepare, pretrain, train
-from vitascope.weights.loading import save_pretrained
-from vitascope.weights.preprocess import preprocess_of
 
 FROM_WEIGHTS = ("finetune", "lora", "paper-finetune")
 

@@ -28,11 +28,11 @@ from vitascope.cli import main
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
-from vitascope.options.recipes import TrainConfig
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import from_pretrained
 from vitascope.training import loop, train
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
-from vitascope.weights.loading import from_pretrained
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitascope.errors import UserError
-from vitascope.model.config import ViTConfig
-from vitascope.options.groups import Optimization
-from vitascope.options.recipes import TrainConfig
+from vitascope.models.config import ViTConfig
+from vitascope.training.options.groups import Optimization
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.schedule import CORRECTED, SMALL, Schedule, TimeBudget, small_size
 
 

@@ -8,13 +8,13 @@ import torch
 from sklearn.metrics import log_loss
 
 from tests.training import tiny_config, write_folder, write_uneven
+from vitascope.analysis.report.charts import kept_place
+from vitascope.analysis.report.overview import training
 from vitascope.data.targets import ClassIndices, ClassSets
-from vitascope.report.charts import kept_place
-from vitascope.report.overview import training
-from vitascope.run.predictions import Predictions
-from vitascope.run.run import Run
 from vitascope.training import train
 from vitascope.training.loop import Trainer
+from vitascope.training.run.predictions import Predictions
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.losses import LOSSES, weighted_loss
 

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 import vitascope as vs
-from tests.model import small_model
+from tests.models import small_model
 from tests.training import tiny_config, undrawn
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import save_pretrained
+from vitascope.training.run.run import Run
 from vitascope.training.train import TrainResult, train
-from vitascope.weights.loading import save_pretrained
 
 CLASSES = ("left", "right", "top")
 

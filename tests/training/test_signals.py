@@ -6,10 +6,10 @@ import pytest
 
 from tests.training import records, signalled, tiny_config
 from vitascope.errors import Interrupted
-from vitascope.model.vit import VisionTransformer
-from vitascope.run.run import Run
+from vitascope.models.vit import VisionTransformer
 from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints
+from vitascope.training.run.run import Run
 from vitascope.training.signals import stop_signals
 from vitascope.training.tasks.classify import Classify
 

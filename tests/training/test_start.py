@@ -14,23 +14,23 @@ from huggingface_hub import constants
 
 from tests.forked import in_group
 from tests.local_hub import local_hub
-from tests.model import small_config, small_model
+from tests.models import small_config, small_model
 from tests.training import interrupted, write_folder
 from tests.training.test_several_labels import write_table
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.label_measures import LabelScore
 from vitascope.data.measures import AccuracyScore
+from vitascope.deploy.predict.predictor import Predictor
 from vitascope.errors import UserError
-from vitascope.model.ensemble import Ensemble
-from vitascope.model.sizes import named_config
-from vitascope.options.recipes import TrainConfig, configuration
-from vitascope.predict.predictor import Predictor
-from vitascope.run.run import Run
+from vitascope.models.ensemble import Ensemble
+from vitascope.models.sizes import named_config
+from vitascope.models.weights.loading import save_pretrained
 from vitascope.training import start, train
+from vitascope.training.options.recipes import TrainConfig, configuration
 from vitascope.training.plan import Plan
+from vitascope.training.run.run import Run
 from vitascope.training.start import BodyScore, Start, best_start, decide
-from vitascope.weights.loading import save_pretrained
 
 
 @pytest.fixture(autouse=True)

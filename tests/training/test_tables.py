@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 import vitascope as vs
 from tests.training import assert_bitwise, undrawn
 from vitascope.cli import main
-from vitascope.run.run import Run
 from vitascope.training import loop
+from vitascope.training.run.run import Run
 from vitascope.training.train import TrainResult
 
 pytestmark = pytest.mark.usefixtures("without_figures")

@@ -16,10 +16,10 @@ from tests.training import (
     write_folder,
 )
 from vitascope.errors import UserError
-from vitascope.options.recipes import TrainConfig
-from vitascope.run.run import Run
 from vitascope.training import loop, train
 from vitascope.training.loop import Trainer
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

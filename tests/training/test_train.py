@@ -11,17 +11,17 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 import vitascope as vs
-from tests.model import small_model
+from tests.models import small_model
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
 from vitascope.data.datasets import read_data
 from vitascope.errors import UserError
-from vitascope.options.recipes import TrainConfig, configuration
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.training import train
+from vitascope.training.options.recipes import TrainConfig, configuration
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.task import Examples, Sums
 from vitascope.training.train import DIGITS_BASELINE, PretrainResult, TrainResult
-from vitascope.weights.loading import from_pretrained, save_pretrained
 
 SMALL: dict[str, Any] = {"embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu"}
 FC1 = "encoder.blocks.0.mlp.fc1.weight"

@@ -8,18 +8,18 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.report import leave_empty
+from tests.analysis.report import leave_empty
 from tests.training import assert_bitwise, last_state, run_of, signalled, tiny_config, write_folder
+from vitascope.analysis.evaluate import evaluate
+from vitascope.analysis.report import classification, figures, internals, overview, write
 from vitascope.cli import main
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import evaluate
-from vitascope.report import classification, figures, internals, overview, write
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import from_pretrained
 from vitascope.training import train
 from vitascope.training.loop import Trainer
+from vitascope.training.run.run import Run
 from vitascope.training.tasks import masked
 from vitascope.training.tasks.classify import Classify
-from vitascope.weights.loading import from_pretrained
 
 
 @pytest.fixture(scope="module")

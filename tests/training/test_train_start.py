@@ -13,20 +13,20 @@ import torch.distributed as dist
 
 from tests.data import noise
 from tests.forked import in_group
-from tests.model import small_model, small_resnet
+from tests.models import small_model, small_resnet
 from tests.training import tiny_config, undrawn, write_folder
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
-from vitascope.options.recipes import RECIPES, TrainConfig
-from vitascope.run.run import Run
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.training import train
 from vitascope.training.loop import augmentation_of
+from vitascope.training.options.recipes import RECIPES, TrainConfig
 from vitascope.training.placement import place
+from vitascope.training.run.run import Run
 from vitascope.training.train import make_task, prepare, start_model
-from vitascope.weights.loading import from_pretrained, save_pretrained
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -55,7 +55,7 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
 def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(data, monkeypatch) -> None:
     """20 of 24 are training images."""
     for most, recipe in ((23, "small-finetune"), (24, "finetune")):
-        monkeypatch.setattr("vitascope.options.recipes.FEW_TO_TUNE", most)
+        monkeypatch.setattr("vitascope.training.options.recipes.FEW_TO_TUNE", most)
         found = train._open(
             {"recipe": None, "data": str(data)}, open_data(str(data))
         ).plan.options.optimization

@@ -12,19 +12,19 @@ from sklearn.metrics import average_precision_score, f1_score, log_loss
 
 from tests.training import signalled, tiny_config, undrawn
 from tests.training.test_several_labels import CLASSES, write_table
+from vitascope.analysis.evaluate import evaluate
+from vitascope.analysis.probing.probe import probe
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.label_measures import best_thresholds, label_score
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassSets, targets_from_json
 from vitascope.deploy.export.export import export
 from vitascope.errors import Interrupted, UserError
-from vitascope.evaluation.calibration import Temperature
-from vitascope.evaluation.evaluate import evaluate
-from vitascope.predict.runtimes import open_engine
-from vitascope.probing.probe import probe
-from vitascope.run.run import Run
+from vitascope.models.engines.runtimes import open_engine
+from vitascope.models.preprocess import Preprocess
+from vitascope.training.evaluation.calibration import Temperature
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.train import resume, train

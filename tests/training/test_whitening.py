@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from tests.forked import torchrun
-from tests.model import random_images, randomize, small_config
+from tests.models import random_images, randomize, small_config
 from tests.training import assert_bitwise, last_state, planned, tiny_config, trainer_of
 from tests.training.test_resume import TRAINED, killed
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
-from vitascope.model.patches import ConvTokenizer, patch_embedding
-from vitascope.options.recipes import TrainConfig
+from vitascope.models.patches import ConvTokenizer, patch_embedding
+from vitascope.models.weights.loading import from_pretrained
 from vitascope.training import train
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.whitening import EPS, TokenizerNorm, add_norms, whitening_filters, without_norms
-from vitascope.weights.loading import from_pretrained
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

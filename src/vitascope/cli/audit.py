@@ -12,7 +12,7 @@ from vitascope.cli.features import exiting_with_cache
 from vitascope.cli.parsing import Json, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import counted, duration
-from vitascope.predict.compute import Compute
+from vitascope.models.engines.compute import Compute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Audit:
 
     def call(self) -> None:
         """Audit, and print the number of findings and how much is noticed."""
-        from vitascope.auditing.audit import audit
+        from vitascope.analysis.auditing.audit import audit
 
         with exiting_with_cache(self.compute):
             found = audit(**arguments_of(self, "body", "json"), bodies=self.body)

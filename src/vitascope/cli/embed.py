@@ -15,7 +15,7 @@ from vitascope.cli.features import Cluster, Representation, exiting_with_cache
 from vitascope.cli.parsing import Json, Model, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import counted, speed
-from vitascope.predict.compute import Compute
+from vitascope.models.engines.compute import Compute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Embed:
 
     def call(self) -> None:
         """Compute, write and print a summary."""
-        from vitascope.predict.embed import embed
+        from vitascope.data.features.embed import embed
 
         ray = self.cluster.ray
         started = time.monotonic()

@@ -15,7 +15,7 @@ from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, listed
 
 if TYPE_CHECKING:
-    from vitascope.evaluation.measure import Evaluation
+    from vitascope.training.evaluation.measure import Evaluation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class Evaluate:
 
     def call(self) -> None:
         """Measure and print."""
-        from vitascope.evaluation.evaluate import evaluate
-        from vitascope.run.run import Run
-        from vitascope.weights.stored_model import local_model
+        from vitascope.analysis.evaluate import evaluate
+        from vitascope.models.weights.stored_model import local_model
+        from vitascope.training.run.run import Run
 
         evaluation = evaluate(**arguments_of(self, "rename", "json"), rename=renamed(self.rename))
         if self.json:
@@ -79,7 +79,7 @@ class Calibrate:
 
     def call(self) -> None:
         """Calibrate, and print what was found."""
-        from vitascope.evaluation.calibrate import calibrate
+        from vitascope.training.evaluation.calibrate import calibrate
 
         found = calibrate(self.model, self.data, self.out, device=self.device)
         print("\n".join([*found.lines(), self.out]))

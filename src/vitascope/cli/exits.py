@@ -13,7 +13,7 @@ from vitascope.errors import printable
 from vitascope.formatting import counted
 
 if TYPE_CHECKING:
-    from vitascope.predict.result_file import Tally
+    from vitascope.deploy.predict.result_file import Tally
 
 
 def exit_if_unreadable(tally: Tally) -> None:
@@ -30,7 +30,7 @@ def exit_if_unreadable(tally: Tally) -> None:
 
 def exit_if_left_out(read: int, reasons: Sequence[str]) -> None:
     """As `exit_if_unreadable`, for the number of images that were read and the reasons of the others."""
-    from vitascope.predict.result_file import NAMED, Tally
+    from vitascope.deploy.predict.result_file import NAMED, Tally
 
     exit_if_unreadable(Tally(read + len(reasons), len(reasons), list(reasons[:NAMED])))
 
@@ -58,6 +58,6 @@ def exiting_if_stopped(state: str | Callable[[], str]) -> Iterator[None]:
 
 def exiting_with_parts(out: Path, name: str, advice: str) -> AbstractContextManager[None]:
     """As `exiting_if_stopped`, with the finished parts of a file as the state that is left."""
-    from vitascope.predict.parts import kept_parts
+    from vitascope.data.rows.parts import kept_parts
 
     return exiting_if_stopped(lambda: kept_parts(out, name, advice))

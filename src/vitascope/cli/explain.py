@@ -17,16 +17,16 @@ from vitascope.cli.parsing import Device, Flag, Json, MaybeModel
 from vitascope.data.table_options import is_table
 from vitascope.errors import UserError
 from vitascope.formatting import counted
-from vitascope.model.config import ViTConfig
-from vitascope.model.options import pair
+from vitascope.models.config import ViTConfig
+from vitascope.models.options import pair
+from vitascope.models.weights.builtin import DEFAULT, built_in, model_in_words
 from vitascope.storage import explaining_failure
-from vitascope.weights.builtin import DEFAULT, built_in, model_in_words
 
 if TYPE_CHECKING:
+    from vitascope.analysis.explain.targets import TargetLike
     from vitascope.data.splits import ImageSet
     from vitascope.explain import Comparison
-    from vitascope.explain.targets import TargetLike
-    from vitascope.model.vision_model import VisionModel
+    from vitascope.models.vision_model import VisionModel
 
 MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN")]
 SAMPLED = 50
@@ -105,10 +105,10 @@ class Explain:
         settings = self._settings()
         self._check(settings)
         from vitascope import explain
-        from vitascope.explain.plots import save_figure
-        from vitascope.explain.targets import question
-        from vitascope.weights.loading import from_pretrained
-        from vitascope.weights.preprocess import preprocess_of
+        from vitascope.analysis.explain.plots import save_figure
+        from vitascope.analysis.explain.targets import question
+        from vitascope.models.weights.loading import from_pretrained
+        from vitascope.models.weights.preprocess import preprocess_of
 
         out = None if self.compare else self._checked_out()
         model = from_pretrained(self.model, device=self.device)
@@ -147,7 +147,7 @@ class Explain:
 
     def _check(self, settings: dict[str, Any]) -> None:
         """Reject options that would have no effect, before the model is loaded."""
-        from vitascope.explain.figures import VIEWS, check_method
+        from vitascope.analysis.explain.figures import VIEWS, check_method
 
         asked = [name for name in ("target", "versus", "like") if getattr(self, name) is not None]
         sampled = [name for name in ("images", "seed") if getattr(self, name) is not None]
@@ -182,7 +182,7 @@ class Explain:
 
     def _checked_out(self) -> Path:
         """The file to write: never the explained picture, and another existing one only if --out names it."""
-        from vitascope.run.layout import EXPLANATIONS, is_run
+        from vitascope.layout import EXPLANATIONS, is_run
 
         if self._many:
             return self._checked_folder()
@@ -203,7 +203,7 @@ class Explain:
 
     def _checked_folder(self) -> Path:
         """The folder of the maps of several pictures, which must not become pictures of the next command."""
-        from vitascope.explain.methods import METHODS
+        from vitascope.analysis.explain.methods import METHODS
 
         single = self.evidence or self._method not in METHODS
         if single or self.out is None or self.out.suffix.lower() == ".png":
@@ -224,13 +224,13 @@ class Explain:
     ) -> None:
         from tqdm import tqdm
 
+        from vitascope.analysis.explain.maps import write_maps
         from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
         from vitascope.data.contents import digest_of
         from vitascope.data.stored import as_text
-        from vitascope.explain.maps import write_maps
-        from vitascope.predict.engine import TorchEngine
-        from vitascope.predict.predictor import find_images
-        from vitascope.predict.result_file import Tally
+        from vitascope.deploy.predict.predictor import find_images
+        from vitascope.deploy.predict.result_file import Tally
+        from vitascope.models.engines.engine import TorchEngine
 
         files = list(dict.fromkeys(find_images(self.data)))  # folders may overlap
         places = [place if os.path.isdir(place) else os.path.dirname(place) for place in self.data]
@@ -281,8 +281,8 @@ class Explain:
 
     def _sample(self) -> list[Any]:
         """Pictures of DATA, or the run's test images, drawn by --seed."""
+        from vitascope.analysis.explain.inputs import chosen_pictures
         from vitascope.data.datasets import open_pictures
-        from vitascope.explain.inputs import chosen_pictures
 
         sources: Sequence[Any] = [picture for name in self.data for picture in open_pictures(name)]
         if not self.data:
@@ -292,7 +292,7 @@ class Explain:
 
 def own_test_images(ref: str) -> ImageSet:
     """The test images of a run; UserError for any other MODEL, or if the data are gone."""
-    from vitascope.run.run import Run
+    from vitascope.training.run.run import Run
 
     run = Run(ref)
     if not run.exists:
@@ -310,8 +310,8 @@ def is_picture(word: str) -> bool:
 def labelled_test_images(ref: str) -> dict[str, Any]:
     """Some test images of a run, or the samples of a built-in model, with their classes, as arguments of
     `explain.draw`."""
+    from vitascope.analysis.explain.inputs import chosen_pictures
     from vitascope.data.samples import PHOTOS
-    from vitascope.explain.inputs import chosen_pictures
 
     if built_in(ref) is not None:
         return {"pictures": list(PHOTOS.values()), "truths": list(PHOTOS), "kind": "sample"}

@@ -10,7 +10,7 @@ import tyro
 
 from vitascope.cli.exits import exiting_if_stopped
 from vitascope.errors import UserError
-from vitascope.predict.compute import Compute
+from vitascope.models.engines.compute import Compute
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

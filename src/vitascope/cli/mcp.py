@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitascope._version import __version__
 from vitascope.cli.parsing import Device, MaybeModel, Precision
 from vitascope.errors import UserError
-from vitascope.weights.builtin import DEFAULT
+from vitascope.models.weights.builtin import DEFAULT
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -39,10 +39,10 @@ class Mcp:
 
     def server(self) -> MCPServer:
         """The tools, with the model in them."""
-        from vitascope.explain.methods import DEFAULT_METHOD
-        from vitascope.predict.predictor import Predictor
-        from vitascope.predict.runtimes import importing
-        from vitascope.predict.similar import similar as similar_pictures
+        from vitascope.analysis.explain.methods import DEFAULT_METHOD
+        from vitascope.analysis.similar import similar as similar_pictures
+        from vitascope.deploy.predict.predictor import Predictor
+        from vitascope.models.engines.runtimes import importing
 
         with importing("mcp", "mcp"):
             from mcp.server.mcpserver import Image, MCPServer

@@ -21,9 +21,9 @@ from vitascope.cli.parsing import (
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import counted
-from vitascope.model.config import ViTConfig
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import NAMED_SIZES, ModelConfig, named_config
+from vitascope.models.config import ViTConfig
+from vitascope.models.resnet_config import ResNetConfig
+from vitascope.models.sizes import NAMED_SIZES, ModelConfig, named_config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Convert:
 
     def call(self) -> None:
         """Convert, compare, print."""
-        from vitascope.weights.convert import convert
+        from vitascope.models.weights.convert import convert
 
         print(convert(self.model, self.out, format=self.format, images=self.images))
 
@@ -150,7 +150,7 @@ class Compress:
     def call(self) -> None:
         """Compress and print the comparison."""
         from vitascope.deploy.export.compress import compress
-        from vitascope.model.hardware import reuse_freed_memory
+        from vitascope.models.hardware import reuse_freed_memory
 
         reuse_freed_memory()
         result = compress(**arguments_of(self, "images"), num_images=self.images)

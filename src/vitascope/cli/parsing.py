@@ -23,13 +23,13 @@ import tyro
 
 from vitascope.arguments import field_annotations
 from vitascope.errors import UserError, suggestion
-from vitascope.model.configuration import Configuration
-from vitascope.options.groups import Flag as Flag
-from vitascope.predict.compute import Device as Device
-from vitascope.predict.compute import Precision as Precision
-from vitascope.predict.compute import Views as Views
-from vitascope.run.layout import is_run
+from vitascope.layout import is_run
+from vitascope.models.configuration import Configuration
+from vitascope.models.engines.compute import Device as Device
+from vitascope.models.engines.compute import Precision as Precision
+from vitascope.models.engines.compute import Views as Views
 from vitascope.storage import check_local
+from vitascope.training.options.groups import Flag as Flag
 
 T = TypeVar("T")
 

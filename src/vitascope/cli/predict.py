@@ -21,15 +21,15 @@ from vitascope.cli.zero_shot import Classes, Prompts
 from vitascope.data.table_options import DataOptions, TableOptions, is_table
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
-from vitascope.predict.compute import Resources
+from vitascope.models.engines.compute import Resources
 
 if TYPE_CHECKING:
     from vitascope.data.stored import ImageFile
-    from vitascope.model.vit import VisionTransformer
-    from vitascope.predict.engine import Engine
-    from vitascope.predict.predictor import ImageResult
-    from vitascope.predict.result_file import PredictTask, Tally
-    from vitascope.predict.selection import ClassSelection
+    from vitascope.deploy.predict.predictor import ImageResult
+    from vitascope.deploy.predict.result_file import PredictTask, Tally
+    from vitascope.models.engines.engine import Engine
+    from vitascope.models.engines.selection import ClassSelection
+    from vitascope.models.vit import VisionTransformer
 
 BATCH_SIZE = 64
 
@@ -80,8 +80,8 @@ class Predict:
     def call(self) -> None:
         """Predict, and print or write."""
         self._check()
-        from vitascope.predict.result_file import PredictTask
-        from vitascope.predict.selection import ClassSelection
+        from vitascope.deploy.predict.result_file import PredictTask
+        from vitascope.models.engines.selection import ClassSelection
 
         selection = ClassSelection(self.top_k, self.threshold, self.coverage, self.familiar)
         if next(self._found(), None) is None:  # before the model is loaded
@@ -105,8 +105,8 @@ class Predict:
             self._print(engine, self._suited(task, engine))
 
     def _engine(self) -> Engine:
-        from vitascope.model.hardware import reuse_freed_memory
-        from vitascope.predict.runtimes import as_engine
+        from vitascope.models.engines.runtimes import as_engine
+        from vitascope.models.hardware import reuse_freed_memory
 
         reuse_freed_memory()
         compute = self.compute
@@ -146,15 +146,15 @@ class Predict:
     def _model(self) -> str | VisionTransformer:
         if not self.classes:
             return self.model
-        from vitascope.text.zero_shot import zero_shot
+        from vitascope.models.text.zero_shot import zero_shot
 
         return zero_shot(self.model, self.classes, prompts=self.prompts or None, device=self.compute.device)
 
     def _write(self, out: str, task: PredictTask) -> None:
         """Predict into a file, in parts, in this process or on the workers of Ray."""
-        from vitascope.predict.on_ray import RayLoop, connected
-        from vitascope.predict.parts import Loop, loop_of
-        from vitascope.predict.result_file import check_result_file, predict_to_file
+        from vitascope.data.rows.on_ray import RayLoop, connected
+        from vitascope.data.rows.parts import Loop, loop_of
+        from vitascope.deploy.predict.result_file import check_result_file, predict_to_file
         from vitascope.remote.outputs import Output
         from vitascope.storage import check_local
 
@@ -190,8 +190,8 @@ class Predict:
 
     def _print(self, engine: Engine, task: PredictTask) -> None:
         """Print each result as it comes; those of a few image files when all are predicted."""
-        from vitascope.predict.predictor import Predictor
-        from vitascope.predict.result_file import Tally
+        from vitascope.deploy.predict.predictor import Predictor
+        from vitascope.deploy.predict.result_file import Tally
 
         few = all(os.path.isfile(place) and not is_table(place) for place in self.images)
         workers = 0 if few and task.workers is None and len(self.images) <= task.batch_size else task.workers
@@ -224,7 +224,7 @@ class Predict:
             print(f"not checked whether pictures are like the training images: {reason}", file=sys.stderr)
 
     def _found(self) -> Iterator[ImageFile]:
-        from vitascope.predict.predictor import find_images
+        from vitascope.deploy.predict.predictor import find_images
 
         return find_images(self.images, self.table, keep=self.keep_columns)
 
@@ -239,7 +239,7 @@ class Predict:
 
 def outcome_in_words(result: ImageResult, width: int) -> str:
     """An image and its classes, one line each, with labels of this width."""
-    from vitascope.predict.predictor import none_of
+    from vitascope.deploy.predict.predictor import none_of
 
     lines = [printable(result.image)]
     for guess in result.predictions:

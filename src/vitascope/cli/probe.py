@@ -13,10 +13,10 @@ from vitascope.cli.features import exiting_with_cache
 from vitascope.cli.parsing import Json, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.formatting import aligned, counted
-from vitascope.predict.compute import Compute
+from vitascope.models.engines.compute import Compute
 
 if TYPE_CHECKING:
-    from vitascope.probing.probe import ProbeResult
+    from vitascope.analysis.probing.probe import ProbeResult
 
 ROWS = 12
 """Classifiers in the printed table."""
@@ -58,7 +58,7 @@ class Probe:
 
     def call(self) -> None:
         """Compare, write the run, and print the comparison."""
-        from vitascope.probing.probe import probe
+        from vitascope.analysis.probing.probe import probe
 
         with exiting_with_cache(self.compute):
             found = probe(**arguments_of(self, "json"))
@@ -72,7 +72,7 @@ class Probe:
 
 def lines(found: ProbeResult) -> list[str]:
     """The comparison as text."""
-    from vitascope.probing.selection import SCORES_HEAD, in_words
+    from vitascope.training.linear.selection import SCORES_HEAD, in_words
 
     selection, best, linear = found.selection, found.best, found.selection.linear
     train, test = selection.train.targets, selection.test

@@ -36,8 +36,8 @@ class Report:
 
     def call(self) -> None:
         """Write the report and print its path."""
-        from vitascope.report.write import rewrite_report
-        from vitascope.run.run import Run
+        from vitascope.analysis.report.write import rewrite_report
+        from vitascope.training.run.run import Run
 
         if not os.path.isdir(self.run):
             raise UserError(f"{self.run}: no folder here, and a report is written into a local run only")
@@ -68,7 +68,7 @@ class Compare:
 
     def call(self) -> None:
         """Compare, print, and write."""
-        from vitascope.report.comparison_figure import compare, write_comparison
+        from vitascope.analysis.report.comparison_figure import compare, write_comparison
 
         comparison = compare(self.runs)
         written = [] if self.out is None else write_comparison(comparison, self.out)

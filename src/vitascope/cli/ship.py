@@ -15,7 +15,7 @@ from vitascope.cli.parsing import Device, Flag, Model, Precision, Views
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 from vitascope.formatting import aligned, counted
-from vitascope.weights.builtin import DEFAULT
+from vitascope.models.weights.builtin import DEFAULT
 
 if TYPE_CHECKING:
     from vitascope.data.stored import ImageFile
@@ -196,7 +196,7 @@ class Page:
     def _given_samples(self) -> list[ImageFile] | str | None:
         """The pictures of --samples or `test`; None if the option is not given."""
         from vitascope.deploy.page.samples import TEST
-        from vitascope.predict.predictor import find_images
+        from vitascope.deploy.predict.predictor import find_images
 
         if not self.samples:
             return None

@@ -16,11 +16,11 @@ from vitascope.cli.parsing import Json, Model, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted
-from vitascope.predict.compute import Compute
+from vitascope.models.engines.compute import Compute
 from vitascope.storage import explaining_failure
 
 if TYPE_CHECKING:
-    from vitascope.predict.similar import SimilarPictures
+    from vitascope.analysis.similar import SimilarPictures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Similar:
 
     def call(self) -> None:
         """Search, print the table, and draw."""
-        from vitascope.predict.similar import similar
+        from vitascope.analysis.similar import similar
 
         if self.out is not None:
             self._check(self.out)
@@ -60,7 +60,7 @@ class Similar:
             options = arguments_of(self, "out", "json", "representation")
             found = similar(**options, **dataclasses.asdict(self.representation))
         if self.out is not None:
-            from vitascope.explain.plots import save_figure
+            from vitascope.analysis.explain.plots import save_figure
 
             with explaining_failure(self.out, "the picture", "choose another place"):
                 save_figure(found.draw(), self.out)

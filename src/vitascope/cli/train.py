@@ -9,7 +9,7 @@ import tyro
 
 from vitascope.cli.parsing import Without
 from vitascope.errors import UserError
-from vitascope.options.recipes import RECIPES, TrainConfig
+from vitascope.training.options.recipes import RECIPES, TrainConfig
 
 if TYPE_CHECKING:
     from vitascope.training.train import RunResult

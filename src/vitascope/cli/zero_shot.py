@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from vitascope.cli.parsing import Device, Folder, Model
-from vitascope.model.options import ClassOutputs
+from vitascope.models.options import ClassOutputs
 
 Classes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 Prompts = Annotated[
@@ -42,8 +42,8 @@ class ZeroShot:
 
     def call(self) -> None:
         """Make the classifier and write it."""
-        from vitascope.text.zero_shot import zero_shot
-        from vitascope.weights.loading import save_pretrained
+        from vitascope.models.text.zero_shot import zero_shot
+        from vitascope.models.weights.loading import save_pretrained
 
         model = zero_shot(
             self.model, self.classes, prompts=self.prompts or None, outputs=self.outputs, device=self.device

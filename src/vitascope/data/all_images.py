@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import overload
 
 from vitascope.data.datasets import image_file, read_data
-from vitascope.data.decoding import Encoded, ImageSource, source_name
 from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import SEPARATOR
+from vitascope.models.decoding import Encoded, ImageSource, source_name
 
 SPLITS = ("train", "val", "test", "all")
 """Names of splits; `all` are the images of data that are not divided."""

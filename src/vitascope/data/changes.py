@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.transfer import is_asynchronous, to_device
+from vitascope.models.engines.transfer import is_asynchronous, to_device
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from vitascope.data.decoding import Encoded, ImageSource, source_name
+from vitascope.models.decoding import Encoded, ImageSource, source_name
 from vitascope.network import Threads
 
 DIGEST = 16

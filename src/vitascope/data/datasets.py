@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.decisions import Decisions
-from vitascope.data.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
 from vitascope.data.folds import splits_of_fold
 from vitascope.data.formats import digits
 from vitascope.data.formats.archive import Archive
@@ -34,6 +33,7 @@ from vitascope.data.stored_data import hub_id, open_stored, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
 from vitascope.formatting import canonical, counted
+from vitascope.models.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
 from vitascope.network import in_threads
 from vitascope.remote.paths import StorePath
 from vitascope.remote.stores import is_url

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.contents import image_name
-from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.table_file import read_table
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import is_table
 from vitascope.errors import UserError, check_choice, suggestion
 from vitascope.formatting import canonical, counted, listed
+from vitascope.models.decoding import ImageSource
 
 COLUMNS = ("image", "content", "decision", "label")
 """Of a file of decisions."""

@@ -27,7 +27,7 @@ from vitascope.data.average_precision import (
 )
 from vitascope.data.measures import ClassPair, Score
 from vitascope.formatting import counted
-from vitascope.model.options import EVEN
+from vitascope.models.options import EVEN
 
 ESTIMATES = {
     "map": "mAP",

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.data.reading import ImageReader, ReadingPool, read_here
 from vitascope.data.splits import ImageSet, check_every_class
-from vitascope.data.transfer import copied_ahead, to_device
 from vitascope.errors import UserError
+from vitascope.models.engines.transfer import copied_ahead, to_device
+from vitascope.models.preprocess import Pixels, Preprocess
 from vitascope.network import usable_cores
 
 MEMORY_BUDGET = 2**30

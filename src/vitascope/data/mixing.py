@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitascope.arguments import Range, check_fields
 from vitascope.data.randomness import step_seed
-from vitascope.data.transfer import to_device
+from vitascope.models.engines.transfer import to_device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,14 @@ from PIL import Image
 from tqdm import tqdm
 
 from vitascope.data.datasets import open_data
-from vitascope.data.decoding import (
+from vitascope.data.formats.shard_index import Index, SamplePlaces, Shard
+from vitascope.data.listing import IMAGE_SUFFIXES
+from vitascope.data.loading import check_unreadable
+from vitascope.data.randomness import epoch_order
+from vitascope.data.splits import ImageSet
+from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
+from vitascope.errors import UserError
+from vitascope.models.decoding import (
     Encoded,
     ImageError,
     ImageSource,
@@ -26,13 +33,6 @@ from vitascope.data.decoding import (
     open_image,
     source_name,
 )
-from vitascope.data.formats.shard_index import Index, SamplePlaces, Shard
-from vitascope.data.listing import IMAGE_SUFFIXES
-from vitascope.data.loading import check_unreadable
-from vitascope.data.randomness import epoch_order
-from vitascope.data.splits import ImageSet
-from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.errors import UserError
 from vitascope.network import in_threads
 from vitascope.storage import explaining_failure, make_folder, replacing
 

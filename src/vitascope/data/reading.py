@@ -25,10 +25,10 @@ import numpy.typing as npt
 import torch
 
 from vitascope.data.augment import crop_draws
-from vitascope.data.decoding import ImageError, ImageSource
-from vitascope.data.preprocess import Box, Pixels, Preprocess
 from vitascope.data.stored import ImageFile
 from vitascope.errors import UserError
+from vitascope.models.decoding import ImageError, ImageSource
+from vitascope.models.preprocess import Box, Pixels, Preprocess
 
 B = TypeVar("B", npt.NDArray[np.int64], Sequence[ImageFile])
 """A batch: the indices of its images, or their files."""

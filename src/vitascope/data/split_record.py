@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.contents import UNREADABLE, contents_of, image_name
-from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.formats.folder import OUTSIDE
 from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
 from vitascope.data.targets import Targets, targets_from_json
 from vitascope.errors import UserError
 from vitascope.formatting import canonical
+from vitascope.models.decoding import Encoded, ImageSource
 from vitascope.serialization import parse_json
 
 VERSION = 2

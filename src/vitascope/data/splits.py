@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.contents import contents_of, first_of_content
-from vitascope.data.decoding import Encoded, ImageSource
 from vitascope.data.randomness import epoch_order
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError, printable, suggestion
 from vitascope.formatting import canonical, counted, listed
+from vitascope.models.decoding import Encoded, ImageSource
 
 MOST_NAMED = 20
 """Classes of too few images that an error names."""

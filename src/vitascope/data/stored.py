@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Self, TypeAlias, TypeVar
 
-from vitascope.data.decoding import Encoded
 from vitascope.data.listing import IMAGE_SUFFIXES, is_system_folder, suffix_of
+from vitascope.models.decoding import Encoded
 from vitascope.remote import cache
 from vitascope.remote.stores import RemoteObject, find_object, is_url, name_in, walk
 

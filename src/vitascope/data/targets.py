@@ -47,7 +47,7 @@ from vitascope.data.measures import (
 )
 from vitascope.errors import UserError
 from vitascope.formatting import SEPARATOR, aligned, canonical, counted
-from vitascope.model.options import EVEN, Outputs
+from vitascope.models.options import EVEN, Outputs
 
 Floats = npt.NDArray[np.float64]
 Probabilities = npt.NDArray[np.floating]

@@ -16,12 +16,12 @@ from jinja2 import Environment, StrictUndefined
 from vitascope.arguments import checked
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
-from vitascope.model.vision_model import VisionModel
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.weights.loading import save_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.network import ask, client_errors, misunderstood, status_of, unreachable
-from vitascope.run.run import Run, load_with_run
 from vitascope.storage import explaining_failure
-from vitascope.weights.loading import save_pretrained
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.training.run.run import Run, load_with_run
 
 MAX_CLASSES = 50
 """Class names that a card lists; of more classes it states the number."""

@@ -1,1 +1,1 @@
-"""Training: recipes, the loop, checkpoints, evaluation."""
+"""Training: options, the plan, the loop, tasks, checkpoints, evaluation, the run folder."""

@@ -7,16 +7,16 @@ import logging
 import numpy as np
 from torch import nn
 
-from vitascope.auditing.leaks import seen_in_words
 from vitascope.data.datasets import class_counts, described, find_copies, sampled_sizes
+from vitascope.data.leaks import seen_in_words
 from vitascope.data.splits import ImageSet, Splits, absent_classes
 from vitascope.errors import printable
 from vitascope.formatting import counted
-from vitascope.options.groups import Balance
-from vitascope.options.recipes import BUILT_IN
-from vitascope.run.run import LARGER_START
 from vitascope.training import distributed
 from vitascope.training.loop import Trainer
+from vitascope.training.options.groups import Balance
+from vitascope.training.options.recipes import BUILT_IN
+from vitascope.training.run.run import LARGER_START
 
 log = logging.getLogger(__name__)
 

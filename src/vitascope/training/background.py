@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from vitascope.data.transfer import Fetched
-from vitascope.run.run import Run
+from vitascope.models.engines.transfer import Fetched
 from vitascope.training.checkpoint.folders import start_checkpoint
 from vitascope.training.distributed import group_of_a_thread, is_first
+from vitascope.training.run.run import Run
 
 
 class StepLosses:

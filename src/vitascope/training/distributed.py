@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from vitascope.errors import UserError
-from vitascope.model.encoder import Block
-from vitascope.model.hardware import resolve_device
-from vitascope.options.groups import ExecutionOptions
+from vitascope.models.encoder import Block
+from vitascope.models.hardware import resolve_device
+from vitascope.training.options.groups import ExecutionOptions
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

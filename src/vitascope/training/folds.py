@@ -13,24 +13,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vitascope import layout
 from vitascope.data.contents import image_name
 from vitascope.data.folds import fold_names
 from vitascope.data.loading import Loader
+from vitascope.data.rows.cells import column_names, csv_text, escaped
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
 from vitascope.errors import Interrupted, UserError, printable
-from vitascope.evaluation.calibration import Temperature, familiarity_of, mean_loss
-from vitascope.evaluation.measure import BATCH_SIZE, Evaluation, batches_of, features_of_images, measure
 from vitascope.formatting import SEPARATOR
-from vitascope.model.ensemble import Ensemble
-from vitascope.model.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
-from vitascope.model.vision_model import VisionModel
-from vitascope.options.recipes import TrainConfig
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.result_formats import column_names, csv_text, escaped
-from vitascope.run import layout
-from vitascope.run.predictions import Predictions
-from vitascope.run.run import Run
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.ensemble import Ensemble
+from vitascope.models.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
+from vitascope.models.vision_model import VisionModel
 from vitascope.storage import replacing
+from vitascope.training.evaluation.calibration import Temperature, familiarity_of, mean_loss
+from vitascope.training.evaluation.measure import (
+    BATCH_SIZE,
+    Evaluation,
+    batches_of,
+    features_of_images,
+    measure,
+)
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.predictions import Predictions
+from vitascope.training.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +77,7 @@ def train_members(
 
 def _draw(member: Run, device: str) -> None:
     """Draw the figures and the report of a run that was killed before their end."""
-    from vitascope.report.write import rewrite_report  # matplotlib delays the start of training
+    from vitascope.analysis.report.write import rewrite_report  # matplotlib delays the start of training
 
     _, missing = rewrite_report(member, device=device)
     if missing:

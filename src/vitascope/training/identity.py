@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
+from vitascope import layout
 from vitascope._version import __version__
 from vitascope.arguments import NamesFile
 from vitascope.data.contents import contents_of
-from vitascope.data.decoding import source_name
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
-from vitascope.model.configuration import traits
-from vitascope.model.sizes import ModelConfig
-from vitascope.options.groups import Recorded
-from vitascope.options.recipes import GROUP_OF, TrainConfig
-from vitascope.run import layout
+from vitascope.models.configuration import traits
+from vitascope.models.decoding import source_name
+from vitascope.models.sizes import ModelConfig
 from vitascope.training.distributed import gather, is_first, world_size
+from vitascope.training.options.groups import Recorded
+from vitascope.training.options.recipes import GROUP_OF, TrainConfig
 from vitascope.training.plan import Plan
 
 COMPARED_IMAGES = 100

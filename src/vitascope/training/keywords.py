@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from vitascope.data.frames import DataFrame
 from vitascope.data.table_options import TableOptions
-from vitascope.options.groups import (
+from vitascope.training.options.groups import (
     Architecture,
     AugmentationOptions,
     Balance,

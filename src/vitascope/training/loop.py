@@ -26,15 +26,13 @@ from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
-from vitascope.evaluation.calibrate import images_to_know
 from vitascope.formatting import counted
-from vitascope.model.hardware import room_for_images, suitable_threads
-from vitascope.model.lora import merged
-from vitascope.model.vision_model import VisionModel, build, evaluation_mode
-from vitascope.options.recipes import GROUP_OF, TrainConfig
-from vitascope.run.layout import has_model
-from vitascope.run.metrics import MetricsWriter
-from vitascope.run.run import Run
+from vitascope.layout import has_model
+from vitascope.models.hardware import room_for_images, suitable_threads
+from vitascope.models.lora import merged
+from vitascope.models.vision_model import VisionModel, build, evaluation_mode
+from vitascope.models.weights.loading import save_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.storage import explaining_failure
 from vitascope.training import distributed
 from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
@@ -46,18 +44,20 @@ from vitascope.training.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
+from vitascope.training.evaluation.calibrate import images_to_know
 from vitascope.training.identity import check_identity, run_identity
 from vitascope.training.more_epochs import DivergenceError, best_before, seconds_before
 from vitascope.training.optimizers import freeze_body, optimizer_of, train_mode, update_average
+from vitascope.training.options.recipes import GROUP_OF, TrainConfig
 from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
 from vitascope.training.plan import Plan
 from vitascope.training.progress import Progress
+from vitascope.training.run.metrics import MetricsWriter
+from vitascope.training.run.run import Run
 from vitascope.training.schedule import FIRST_LENGTH, Schedule, TimeBudget, small_size
 from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.training.whitening import TokenizerNorm, without_norms
-from vitascope.weights.loading import save_pretrained
-from vitascope.weights.preprocess import preprocess_of
 
 MEASURED_SECONDS, MOST_MEASURED = 0.5, 100
 """Seconds that steps are measured for at most, if more than two fit in, and their largest number: two short

@@ -13,17 +13,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from vitascope import layout
 from vitascope.errors import UserError
-from vitascope.model.heads import scale_logits
-from vitascope.options.recipes import TrainConfig
-from vitascope.run import layout
-from vitascope.run.metrics import read_metrics
-from vitascope.run.run import Run
+from vitascope.models.heads import scale_logits
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.storage import WriteError, explaining_failure, replacing
 from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.metrics import read_metrics
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.task import Monitor
-from vitascope.weights.loading import from_pretrained, save_pretrained
 
 _CHANGED = (layout.METRICS, layout.SPLIT, layout.CONFIG)
 """What new epochs change beside model and checkpoints; the last one says that they have begun."""

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitascope.errors import UserError
-from vitascope.model.attention import SelfAttention
-from vitascope.model.encoder import SwiGLU
-from vitascope.model.hardware import has_bf16
-from vitascope.model.heads import AttentionPool
-from vitascope.options.groups import Optimization
+from vitascope.models.attention import SelfAttention
+from vitascope.models.encoder import SwiGLU
+from vitascope.models.hardware import has_bf16
+from vitascope.models.heads import AttentionPool
+from vitascope.training.options.groups import Optimization
 
 
 class EagerOptimizer(torch.optim.Optimizer):

@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from vitascope.model.encoder import Block
-from vitascope.model.hardware import memory_of, resolve_precision, suitable_threads
-from vitascope.model.vision_model import VisionModel
-from vitascope.options.recipes import TrainConfig
+from vitascope.models.encoder import Block
+from vitascope.models.hardware import memory_of, resolve_precision, suitable_threads
+from vitascope.models.vision_model import VisionModel
 from vitascope.training import distributed
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.plan import Plan
 
 SHARE = 0.5

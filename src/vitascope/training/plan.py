@@ -18,25 +18,25 @@ from vitascope.data.splits import Splits
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.formatting import counted, listed
-from vitascope.model.config import OPTIONS, ViTConfig
-from vitascope.model.configuration import options_of, traits
-from vitascope.model.options import AppliesWith, pair
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import ModelConfig, architecture_record, config_of, named_config
-from vitascope.options.groups import (
+from vitascope.models.config import OPTIONS, ViTConfig
+from vitascope.models.configuration import options_of, traits
+from vitascope.models.options import AppliesWith, pair
+from vitascope.models.resnet_config import ResNetConfig
+from vitascope.models.sizes import ModelConfig, architecture_record, config_of, named_config
+from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.transfer import adapted
+from vitascope.training.options.groups import (
     UNSMOOTHED,
     Architecture,
     Classifies,
     Optimization,
 )
-from vitascope.options.recipes import TrainConfig
-from vitascope.run.run import Run
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.losses import LOSSES, Losses
 from vitascope.training.tasks.masked import body_config, check_encoder
 from vitascope.training.whitening import SIDE
-from vitascope.weights.files import CheckpointError
-from vitascope.weights.transfer import adapted
 
 DEFAULT_MODEL = "vit_ti16"
 SMALL_IMAGE = 96

@@ -6,9 +6,9 @@ import bisect
 import dataclasses
 import math
 
-from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import ModelConfig
-from vitascope.options.groups import Optimization
+from vitascope.models.config import ViTConfig
+from vitascope.models.sizes import ModelConfig
+from vitascope.training.options.groups import Optimization
 
 DEFAULT_WARMUP = 0.05
 """The share of a run that warms up if no option names a warm-up."""

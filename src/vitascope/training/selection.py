@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import cast
 
-from vitascope.evaluation.measure import Evaluation, measure
 from vitascope.formatting import counted
+from vitascope.models.weights.loading import from_pretrained
 from vitascope.training import distributed
+from vitascope.training.evaluation.measure import Evaluation, measure
 from vitascope.training.loop import Trainer
 from vitascope.training.tasks.classify import Classify, engine_of
-from vitascope.weights.loading import from_pretrained
 
 
 @dataclasses.dataclass(frozen=True)

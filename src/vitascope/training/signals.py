@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from vitascope.errors import Interrupted
-from vitascope.run.run import Run
+from vitascope.training.run.run import Run
 
 T = TypeVar("T")
 

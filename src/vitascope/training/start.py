@@ -19,29 +19,29 @@ import numpy.typing as npt
 import torch
 
 from vitascope.data.datasets import greatest_value
+from vitascope.data.features.embed import with_progress
+from vitascope.data.features.stream import FeatureStream
 from vitascope.data.folds import Division, division_of
 from vitascope.data.measures import Score
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.evaluation.calibration import sharpness
 from vitascope.formatting import canonical, counted, duration
-from vitascope.model.config import ViTConfig
-from vitascope.model.sizes import ModelConfig
-from vitascope.model.vision_model import VisionModel
-from vitascope.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TUNE, TrainConfig, tuned
-from vitascope.predict.compute import Compute
-from vitascope.predict.embed import with_progress
-from vitascope.predict.engine import Engine
-from vitascope.predict.feature_stream import FeatureStream
-from vitascope.predict.features import OWN
-from vitascope.probing.classifiers import STRENGTHS, Features, Floats, LogisticRegression
-from vitascope.probing.selection import cross_validated, in_words
+from vitascope.models.config import ViTConfig
+from vitascope.models.engines.compute import Compute
+from vitascope.models.engines.engine import Engine
+from vitascope.models.engines.features import OWN
+from vitascope.models.sizes import ModelConfig
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.weights.hub import cached_models, is_hub_id
+from vitascope.models.weights.identification import pretrained_config
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
+from vitascope.models.weights.transfer import check_single
+from vitascope.training.evaluation.calibration import sharpness
+from vitascope.training.linear.classifiers import STRENGTHS, Features, Floats, LogisticRegression
+from vitascope.training.linear.selection import cross_validated, in_words
+from vitascope.training.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TUNE, TrainConfig, tuned
 from vitascope.training.tasks.classify import engine_of
-from vitascope.weights.hub import cached_models, is_hub_id
-from vitascope.weights.identification import pretrained_config
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.preprocess import preprocess_of
-from vitascope.weights.transfer import check_single
 
 PUBLIC = {
     "facebook/deit-tiny-patch16-224": "23 MB, Apache 2.0",

@@ -29,15 +29,33 @@ from vitascope.data.folds import copies_across, fold_names
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.splits import Splits
 from vitascope.errors import UserError
-from vitascope.evaluation.measure import Evaluation, data_frame, html_table
-from vitascope.evaluation.novelty import Novelty
 from vitascope.formatting import counted
-from vitascope.model.configuration import options_of
-from vitascope.model.hardware import explaining_memory, reuse_freed_memory, suitable_threads, without_tf32
-from vitascope.model.lora import add_adapters
-from vitascope.model.vision_model import VisionModel, build
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.recipes import (
+from vitascope.layout import DATA, has_model
+from vitascope.models.configuration import options_of
+from vitascope.models.hardware import explaining_memory, reuse_freed_memory, suitable_threads, without_tf32
+from vitascope.models.lora import add_adapters
+from vitascope.models.vision_model import VisionModel, build
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.preprocess import default_preprocess, preprocess_of
+from vitascope.models.weights.transfer import transfer
+from vitascope.remote.stores import is_url
+from vitascope.storage import explaining_failure
+from vitascope.training import distributed
+from vitascope.training.announcement import announce_data, announce_run, other_starts
+from vitascope.training.checkpoint import folders
+from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
+from vitascope.training.distributed import Launch, restarts_left
+from vitascope.training.evaluation.measure import Evaluation, data_frame, html_table
+from vitascope.training.evaluation.novelty import Novelty
+from vitascope.training.folds import CrossValidation, compared, train_members
+from vitascope.training.identity import check_folder_is_shared, check_plan_and_data, check_versions
+from vitascope.training.keywords import ResumeKeywords, TrainKeywords
+from vitascope.training.linear.head import set_head
+from vitascope.training.loop import Trainer
+from vitascope.training.more_epochs import finished_if_failed, lengthen
+from vitascope.training.optimizers import freeze_body
+from vitascope.training.options.recipes import (
     AUTO,
     BUILT_IN,
     FEW_TO_START,
@@ -46,25 +64,10 @@ from vitascope.options.recipes import (
     check_named,
     configuration,
 )
-from vitascope.probing.head import set_head
-from vitascope.remote.stores import is_url
-from vitascope.run.layout import DATA, has_model
-from vitascope.run.run import Run, RunData, lasting_paths, new_run
-from vitascope.run.trackers import check_tracker
-from vitascope.storage import explaining_failure
-from vitascope.training import distributed
-from vitascope.training.announcement import announce_data, announce_run, other_starts
-from vitascope.training.checkpoint import folders
-from vitascope.training.checkpoint.folders import remove_checkpoints, to_resume
-from vitascope.training.distributed import Launch, restarts_left
-from vitascope.training.folds import CrossValidation, compared, train_members
-from vitascope.training.identity import check_folder_is_shared, check_plan_and_data, check_versions
-from vitascope.training.keywords import ResumeKeywords, TrainKeywords
-from vitascope.training.loop import Trainer
-from vitascope.training.more_epochs import finished_if_failed, lengthen
-from vitascope.training.optimizers import freeze_body
 from vitascope.training.placement import Placement, images_at_once, place
 from vitascope.training.plan import Plan, inspect, resolve
+from vitascope.training.run.run import Run, RunData, lasting_paths, new_run
+from vitascope.training.run.trackers import check_tracker
 from vitascope.training.schedule import Schedule
 from vitascope.training.selection import Selection, select_weights
 from vitascope.training.signals import stopped_at_once
@@ -79,14 +82,11 @@ from vitascope.training.tasks.masked import Masked, MaskedAutoencoding
 from vitascope.training.tasks.task import Finished, PatchEvaluation, Task
 from vitascope.training.tasks.teachers import open_teacher
 from vitascope.training.whitening import whiten
-from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.preprocess import default_preprocess, preprocess_of
-from vitascope.weights.transfer import transfer
 
 if TYPE_CHECKING:
     import pandas
 
-    from vitascope.model.config import ViTConfig
+    from vitascope.models.config import ViTConfig
     from vitascope.training.start import Start
 
 DIGITS_BASELINE = 354 / 360
@@ -407,7 +407,7 @@ def _check_folds(config: TrainConfig) -> None:
 
 def _by_folds(run: Run, config: TrainConfig, splits: Splits, execution: Mapping[str, Any]) -> TrainResult:
     """Train the runs of the folds, as far as they are not finished, and finish the run of them all."""
-    from vitascope.report.write import redraw_figures, write_report
+    from vitascope.analysis.report.write import redraw_figures, write_report
 
     with _locked(run):
         names = fold_names(splits.train.folds)
@@ -791,7 +791,7 @@ def _save(
 
 def _draw(trainer: Trainer, finished: Finished, tested: Any) -> tuple[dict[str, Path], Path]:
     """Draw the figures and write the report; once the model is saved, a later command can repeat both."""
-    from vitascope.report.write import write_report  # matplotlib delays the start of training
+    from vitascope.analysis.report.write import write_report  # matplotlib delays the start of training
 
     run = trainer.run
     later = f"make room, then run `vitascope report {shlex.quote(str(run.path))}`"

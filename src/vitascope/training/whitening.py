@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
 from vitascope.data.splits import ImageSet
-from vitascope.model.patches import ConvTokenizer, TokenizerLayer
-from vitascope.model.vit import VisionTransformer
+from vitascope.models.patches import ConvTokenizer, TokenizerLayer
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.training import distributed
-from vitascope.weights.preprocess import preprocess_of
 
 MOMENTUM = 0.05
 EPS = 1e-5

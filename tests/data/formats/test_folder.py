@@ -11,8 +11,8 @@ from vitascope.data.all_images import AllImages, all_images
 from vitascope.data.datasets import class_counts, described, open_data, read_data, stream_of_folder
 from vitascope.data.formats import folder as module
 from vitascope.data.formats.folder import OUTSIDE, FolderStream, classes_in_names, split_of
+from vitascope.deploy.predict.predictor import find_images
 from vitascope.errors import UserError
-from vitascope.predict.predictor import find_images
 
 NAMES = ("a", "a b", "a.png", "B", "train", "val", "Test-set", "ü", ".hidden", "x1.jpg", "x10.jpg", "n.txt")
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.data import encoded, noise, sets_of, splits_of, write_picture
 from vitascope.data.datasets import open_data
-from vitascope.data.decoding import ImageError, read_image
 from vitascope.data.formats.hub import HubDataset, looks_like_hub_id
 from vitascope.errors import UserError
+from vitascope.models.decoding import ImageError, read_image
 
 
 def test_hub_ids_are_distinguished_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data import sets_of, splits_of, write_tar, write_tree
-from tests.model import law
-from vitascope.data.decoding import ImageError, read_image
+from tests.models import law
 from vitascope.data.formats.shards import Shards, shard_streams
 from vitascope.data.pack import pack
 from vitascope.errors import SourceError, UserError
+from vitascope.models.decoding import ImageError, read_image
 
 
 def write_shard(path: Path, labels: list[int], *, first: int = 0) -> Path:

@@ -7,7 +7,7 @@ import pytest
 
 import vitascope as vs
 from tests.data import noise, write_tree
-from tests.model import small_model
+from tests.models import small_model
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassSets
 from vitascope.deploy.export import compress as module

@@ -20,31 +20,31 @@ from PIL import Image, ImageOps
 
 from tests.data import encoded, exif_of, noise, write_picture
 from tests.deploy.server.served import play, serving
-from tests.model import small_config, small_model, small_resnet, with_preprocess, with_trust
-from vitascope.data.preprocess import Preprocess
+from tests.models import small_config, small_model, small_resnet, with_preprocess, with_trust
+from vitascope.analysis.explain.rollout import rollout
+from vitascope.data.features.embed import embed
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import check_agreement, default_path, evenly_spaced, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
+from vitascope.deploy.predict.predictor import Predictor
 from vitascope.errors import UserError
-from vitascope.explain.rollout import rollout
-from vitascope.model.ensemble import Ensemble
-from vitascope.model.vision_model import VisionModel
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.compute import Compute
-from vitascope.predict.embed import embed
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.features import FeatureSpec
-from vitascope.predict.predictor import Predictor
-from vitascope.predict.runtimes import (
+from vitascope.models.engines.compute import Compute
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.features import FeatureSpec
+from vitascope.models.engines.runtimes import (
     ExportedEngine,
     ExportedModelError,
     ProgramEngine,
     metadata_of,
     open_engine,
 )
-from vitascope.predict.selection import ClassSelection
-from vitascope.weights.agreement import agreement
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.models.engines.selection import ClassSelection
+from vitascope.models.ensemble import Ensemble
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.agreement import agreement
+from vitascope.models.weights.preprocess import preprocess_of
 
 NAMES = ("ant\n\x00", "béè <&>", 'cat "x"', "\ud800", "eel")
 SIZES = [(64, 40), (50, 90), (24, 24), (50, 90)]
@@ -278,7 +278,7 @@ def test_signals_work_after_engines_are_unloaded(made: SimpleNamespace) -> None:
     """OpenVINO's plugin sets the thread's signal stack, and removes it when it is unloaded."""
     code = f"""
 import gc, pathlib, signal
-from vitascope.predict.runtimes import OpenVinoEngine
+from vitascope.models.engines.runtimes import OpenVinoEngine
 path = pathlib.Path({str(made.path)!r})
 engines = [OpenVinoEngine(path), OpenVinoEngine(path)]
 while engines:

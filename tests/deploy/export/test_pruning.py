@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.model import random_images, small_model, small_resnet
+from tests.models import random_images, small_model, small_resnet
 from vitascope.deploy.export.pruning import merge_tokens, prune
 from vitascope.errors import UserError
 from vitascope.explain import grad_cam, integrated_gradients, rollout
-from vitascope.model.attention import SelfAttention
-from vitascope.model.encoder import MLP, SwiGLU
-from vitascope.model.vit import VisionTransformer
-from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.transfer import adapted, transfer
+from vitascope.models.attention import SelfAttention
+from vitascope.models.encoder import MLP, SwiGLU
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.transfer import adapted, transfer
 
 PRUNABLE: dict[str, dict[str, Any]] = {
     "plain": {},

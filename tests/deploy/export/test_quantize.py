@@ -12,7 +12,7 @@ import torch
 
 from tests.data import noise, write_tree
 from tests.exported import NAMES, exportable_model
-from tests.model import small_model
+from tests.models import small_model
 from vitascope.cli.ship import comparison_lines
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet
@@ -29,11 +29,11 @@ from vitascope.deploy.export.quantize import (
     worst,
 )
 from vitascope.errors import UserError
-from vitascope.evaluation.measure import batches_of, measure
-from vitascope.options.recipes import TrainConfig
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.runtimes import OnnxEngine, OpenVinoEngine
-from vitascope.run.run import Run
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.runtimes import OnnxEngine, OpenVinoEngine
+from vitascope.training.evaluation.measure import batches_of, measure
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (vitascope[onnx])")
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed (vitascope[openvino])")
@@ -291,7 +291,7 @@ def test_few_images_are_said_to_be_too_few_to_tell(plain, labelled, tmp_path: Pa
 def test_few_test_images_are_joined_by_the_validation_images(data, monkeypatch) -> None:
     _, test = calibration_and_test(None, NAMES, str(data), None)
     assert (test.name, len(test)) == ("test and val", 2 * len(NAMES))
-    monkeypatch.setattr("vitascope.evaluation.evaluate.FEW", len(NAMES))
+    monkeypatch.setattr("vitascope.analysis.evaluate.FEW", len(NAMES))
     _, test = calibration_and_test(None, NAMES, str(data), None)
     assert (test.name, len(test)) == ("test", len(NAMES))
 

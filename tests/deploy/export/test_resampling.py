@@ -7,9 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.data import noise
-from tests.model import law
-from vitascope.data.preprocess import Preprocess
+from tests.models import law
 from vitascope.deploy.export.resampling import Resize, WholePixels
+from vitascope.models.preprocess import Preprocess
 
 sides = st.integers(1, 90)
 

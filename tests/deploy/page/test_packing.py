@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from tests.model import small_model, small_resnet
+from tests.models import small_model, small_resnet
 from vitascope.deploy.page.packing import check_held, packed, rounded
 from vitascope.deploy.server.attention_pack import to_signed_bytes
 from vitascope.errors import UserError

@@ -14,7 +14,7 @@ import torch
 import vitascope as vs
 from tests.browser import needs_browser
 from tests.data import noise, write_picture
-from tests.model import small_model, small_resnet
+from tests.models import small_model, small_resnet
 from vitascope.cli import main
 from vitascope.deploy.page import browser, proof
 from vitascope.deploy.page import page as page_module

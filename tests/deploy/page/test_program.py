@@ -13,16 +13,16 @@ from PIL import Image
 from safetensors.torch import load, save_file
 
 from tests.data import noise
-from tests.model import VARIANTS, labelling_model, small_model, with_trust
-from vitascope.data.preprocess import Preprocess
+from tests.models import VARIANTS, labelling_model, small_model, with_trust
 from vitascope.deploy.page.document import modules, programs
 from vitascope.deploy.page.packing import check_held, packed, program_options, rounded
 from vitascope.deploy.page.page import model_data
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture, pack_without
 from vitascope.errors import UserError
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.selection import AUTO
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.selection import AUTO
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vit import VisionTransformer
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="the page's program needs node here")
 

@@ -10,14 +10,14 @@ from PIL import Image
 
 import vitascope as vs
 from tests.data import exif_of, noise, read_tree, write_picture, write_tree
-from tests.model import small_model
+from tests.models import small_model
 from vitascope.cli import main
-from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.page.samples import LONGEST, MOST, MOST_BYTES, Samples, choose_samples, encoded
 from vitascope.deploy.server.page_content import SamplePicture
 from vitascope.errors import UserError
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.decoding import ImageError, ImageSource
+from vitascope.models.engines.engine import TorchEngine
 
 
 def samples(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.deploy.server.served import DecodersInThreads, torch_engine
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
 
 
 @pytest.hookimpl(tryfirst=True)

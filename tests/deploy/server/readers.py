@@ -3,8 +3,8 @@
 import os
 import time
 
-from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.errors import UserError
+from vitascope.models.preprocess import Pixels, Preprocess
 
 FIT = Preprocess(image_size=(4, 4), channels=1, mean=(0.5,), std=(0.5,))
 ENDLESS = 100

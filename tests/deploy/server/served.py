@@ -14,15 +14,15 @@ import torch
 from fastapi import FastAPI
 
 from tests.data import encoded, noise
-from tests.model import small_model
-from vitascope.data.decoding import ImageSource
-from vitascope.data.preprocess import Pixels, Preprocess
+from tests.models import small_model
 from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.http_server import HTTPServer, server_of
 from vitascope.deploy.server.server import listen
 from vitascope.deploy.server.settings import Settings
-from vitascope.predict.engine import Answers, Engine, TorchEngine
+from vitascope.models.decoding import ImageSource
+from vitascope.models.engines.engine import Answers, Engine, TorchEngine
+from vitascope.models.preprocess import Pixels, Preprocess
 
 NAMES = ("ant", "bee", "cat", "dog", "<script>alert(1)</script>")
 ALL: dict[str, Any] = {"protocols": ("huggingface", "openai", "oip", "kserve")}

@@ -18,11 +18,11 @@ from tests.deploy.server.served import (
     serving,
     torch_engine,
 )
-from tests.model import labelling_model, small_model, small_resnet, with_trust
-from vitascope.explain.methods import DEFAULT_METHOD, METHODS
-from vitascope.explain.rollout import rollout
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.predictor import Predictor
+from tests.models import labelling_model, small_model, small_resnet, with_trust
+from vitascope.analysis.explain.methods import DEFAULT_METHOD, METHODS
+from vitascope.analysis.explain.rollout import rollout
+from vitascope.deploy.predict.predictor import Predictor
+from vitascope.models.engines.engine import TorchEngine
 
 
 async def test_raw_body_and_form_match_the_predictor(engine: TorchEngine) -> None:

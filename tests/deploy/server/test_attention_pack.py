@@ -9,11 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
+from tests.analysis.explain import MODELS
 from tests.data import noise
-from tests.explain import MODELS
-from tests.model import small_model, small_resnet
+from tests.models import small_model, small_resnet
 from vitascope import explain
-from vitascope.data.preprocess import Pixels, Preprocess
 from vitascope.deploy.server.attention_pack import (
     pack_attention,
     pack_heatmap,
@@ -22,9 +21,10 @@ from vitascope.deploy.server.attention_pack import (
     what_fits,
 )
 from vitascope.errors import UserError
-from vitascope.model.vision_model import VisionModel
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import Answers, Engine, TorchEngine
+from vitascope.models.engines.engine import Answers, Engine, TorchEngine
+from vitascope.models.preprocess import Pixels, Preprocess
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.vit import VisionTransformer
 
 NON_SQUARE = {"image_size": (16, 48), "num_registers": 2}
 

@@ -24,12 +24,12 @@ from tests.deploy.server.served import (
     serving,
     until,
 )
-from vitascope.data.decoding import ImageSource
-from vitascope.data.preprocess import Pixels
 from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.batcher import Expired
 from vitascope.deploy.server.decoder_pool import UNKNOWN, DecoderPool, announced_pixels
 from vitascope.deploy.server.decoder_process import DecodeError, DecodeOptions, decode_picture
+from vitascope.models.decoding import ImageSource
+from vitascope.models.preprocess import Pixels
 
 ENDLESS = encoded(np.zeros((readers.ENDLESS, 4), dtype=np.uint8))
 LARGER = encoded(np.zeros((2 * readers.ENDLESS, 40), dtype=np.uint8))

@@ -18,7 +18,8 @@ from safetensors.torch import load
 
 from tests.data import encoded, noise
 from tests.deploy.server.served import PATIENT
-from tests.model import labelling_model, small_model, small_resnet
+from tests.models import labelling_model, small_model, small_resnet
+from vitascope.analysis.explain.lens import lens
 from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.server import attention_pack
 from vitascope.deploy.server.app import create_app
@@ -26,9 +27,8 @@ from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap,
 from vitascope.deploy.server.page_content import MEDIA_TYPES, samples_for, web_files
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
-from vitascope.explain.lens import lens
-from vitascope.model.ensemble import Ensemble
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.ensemble import Ensemble
 
 NAMES = ("<img src=x onerror=alert(1)>", "Dogs", "sports car, sport car", "catalog", "e")
 

@@ -17,7 +17,7 @@ from tests.deploy.server.served import (
     serving,
 )
 from vitascope.deploy.server.settings import Settings
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
 
 
 async def test_token_is_required_and_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from fastapi.openapi.models import OpenAPI
 from pydantic import TypeAdapter
 
 from tests.deploy.server.served import ALL, HeldEngine, grey, picture, play, refusal, serving
-from tests.model import labelling_model
+from tests.models import labelling_model
 from vitascope.deploy.server import openapi
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
 
 
 @pytest.fixture(scope="module", params=[{}, ALL], ids=["alone", "with protocols"])

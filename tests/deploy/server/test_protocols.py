@@ -15,14 +15,14 @@ from huggingface_hub import InferenceClient
 from PIL import Image
 
 from tests.deploy.server.served import ALL, NAMES, ROUTES, HeldEngine, listening, picture, serving
-from tests.model import small_model
+from tests.models import small_model
+from vitascope.analysis.explain.methods import DEFAULT_METHOD
+from vitascope.deploy.predict.explanation import explain_pixels
+from vitascope.deploy.predict.predictor import Predictor
 from vitascope.deploy.server import protocols
 from vitascope.deploy.server.open_inference import MOST_VALUES
 from vitascope.deploy.server.protocols import PICTURE_VALUES
-from vitascope.explain.methods import DEFAULT_METHOD
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.explanation import explain_pixels
-from vitascope.predict.predictor import Predictor
+from vitascope.models.engines.engine import TorchEngine
 
 FILES = [picture(seed) for seed in range(3)]
 ENCODED = [base64.b64encode(file).decode() for file in FILES]

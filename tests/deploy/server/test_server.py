@@ -30,14 +30,14 @@ from tests.deploy.server.served import (
     picture,
     until,
 )
-from tests.model import small_model
+from tests.models import small_model
 from vitascope.deploy.server import http_server
 from vitascope.deploy.server.http_server import HTTPServer
 from vitascope.deploy.server.metrics import SHARED_FOLDER
 from vitascope.deploy.server.server import announce, listen, read_token, supervise, threads_per_model
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
-from vitascope.weights.loading import save_pretrained
+from vitascope.models.weights.loading import save_pretrained
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.deploy.server.served import (
 )
 from vitascope.deploy.server.admission import STOPPING, Room
 from vitascope.errors import UserError
-from vitascope.predict.engine import Answers, TorchEngine
+from vitascope.models.engines.engine import Answers, TorchEngine
 
 
 async def test_overload_is_rejected_with_a_retry_time_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:

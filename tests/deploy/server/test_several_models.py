@@ -22,7 +22,7 @@ from vitascope.deploy.server.admission import Room
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
 
 OTHERS = ("elm", "fir", "oak", "yew", "ash")
 TEXT = base64.b64encode(picture()).decode()

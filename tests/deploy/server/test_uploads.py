@@ -35,8 +35,8 @@ from tests.deploy.server.served import (
 )
 from tests.forked import ending, fork
 from vitascope.deploy.server.admission import Room
-from vitascope.model.hardware import reuse_freed_memory
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.hardware import reuse_freed_memory
 
 RAW = {"content-type": "application/octet-stream"}
 

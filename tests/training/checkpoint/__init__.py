@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitascope.run.layout import CHECKPOINTS, MANIFEST, step_name
+from vitascope.layout import CHECKPOINTS, MANIFEST, step_name
 from vitascope.training.checkpoint.folders import start_checkpoint
 from vitascope.training.checkpoint.state import file_record
 

@@ -2,10 +2,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from tests.model import random_images, small_model
+from tests.models import random_images, small_model
 from tests.training import assert_bitwise
 from vitascope.errors import UserError
-from vitascope.options.groups import Optimization
 from vitascope.training.checkpoint.state import (
     all_finite,
     model_state,
@@ -15,6 +14,7 @@ from vitascope.training.checkpoint.state import (
     split_shards,
 )
 from vitascope.training.optimizers import optimizer_of
+from vitascope.training.options.groups import Optimization
 
 OPTIONS: dict[str, Optimization] = {
     "adamw": Optimization(weight_decay=0.1),

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from tests.data import noise
-from tests.model import VARIANTS, randomize, small_config
+from tests.models import VARIANTS, randomize, small_config
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import Masking
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.preprocess import default_preprocess
+from vitascope.training.options.groups import Masking
 from vitascope.training.tasks.masked import Masked, MaskedAutoencoding, body_config
 from vitascope.training.tasks.task import Examples
-from vitascope.weights.preprocess import default_preprocess
 
 TRAINABLE = {
     name: options

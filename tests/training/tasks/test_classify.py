@@ -12,20 +12,20 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 
 from tests.data import read_tree
-from tests.model import random_images, small_model, with_preprocess
+from tests.models import random_images, small_model, with_preprocess
 from tests.training import write_folder
 from vitascope.data.loading import Loader
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import Distillation
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.preprocess import default_preprocess
+from vitascope.training.options.groups import Distillation
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
 from vitascope.training.tasks.losses import LOSSES
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
-from vitascope.weights.preprocess import default_preprocess
 
 K = 3
 OURS = Preprocess(image_size=(32, 32), mean=(0.2, 0.5, 0.6), std=(0.3, 0.2, 0.4))

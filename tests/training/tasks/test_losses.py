@@ -9,8 +9,8 @@ from torch import Tensor
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
-from vitascope.options.groups import Balance
-from vitascope.options.recipes import TrainConfig
+from vitascope.training.options.groups import Balance
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.tasks.classify import class_weights_of
 from vitascope.training.tasks.losses import asymmetric_loss, binary_focal_loss, focal_loss
 

@@ -12,19 +12,19 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.model import random_images, small_config
+from tests.models import random_images, small_config
 from tests.training.tasks import TRAINABLE, examples, masked_task, noisy_set, pictures, small_module
+from vitascope.analysis.report import figures
+from vitascope.analysis.report.figures import draw_masked_patches
 from vitascope.data.loading import Loader
 from vitascope.data.randomness import uniform
 from vitascope.errors import UserError
-from vitascope.model.attention import SelfAttention
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import Masking
-from vitascope.options.recipes import TrainConfig
-from vitascope.report import figures
-from vitascope.report.figures import draw_masked_patches
-from vitascope.run.run import Run
+from vitascope.models.attention import SelfAttention
+from vitascope.models.vit import VisionTransformer
 from vitascope.training.optimizers import optimizer_of
+from vitascope.training.options.groups import Masking
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.masked import (
     _STREAM,
     MaskedAutoencoder,

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.patches import patchify
+from vitascope.models.patches import patchify
+from vitascope.models.preprocess import Preprocess
 from vitascope.training.tasks.patch_targets import (
     ColorTarget,
     NormalizedPixelTarget,

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.model import random_images, small_model, with_preprocess
-from vitascope.data.preprocess import Preprocess
+from tests.models import random_images, small_model, with_preprocess
 from vitascope.errors import UserError
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.weights.loading import save_pretrained
+from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.training.tasks.teachers import class_order, open_teacher
-from vitascope.weights.loading import save_pretrained
-from vitascope.weights.preprocess import default_preprocess
 
 PETS = ("ant", "bee", "cat", "dog", "elk")
 

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.decoding import ImageSource
 from vitascope.data.formats.archive import archive_errors, is_tar, open_tar, tar_content, tar_members
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
+from vitascope.models.decoding import ImageSource
 
 PIXELS = 3 * 32 * 32
 """Bytes of an image: the red plane, row by row, then the green, then the blue one."""

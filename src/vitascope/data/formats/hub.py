@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.decoding import Encoded
 from vitascope.data.formats.folder import SPLIT_FOLDERS, files_of_splits, has_class_folders, split_of
 from vitascope.data.formats.format import DataFormat
 from vitascope.data.formats.shards import sets_of_numbers
 from vitascope.data.splits import Inventory, LazySources
 from vitascope.errors import UserError, nearest_path
 from vitascope.formatting import canonical
+from vitascope.models.decoding import Encoded
 from vitascope.network import misunderstood
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}

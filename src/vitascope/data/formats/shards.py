@@ -26,7 +26,6 @@ from typing import IO, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.decoding import Encoded
 from vitascope.data.formats.archive import archive_errors, open_plain_tar, tar_fault, tar_members
 from vitascope.data.formats.folder import OUTSIDE, files_of_splits, has_class_folders
 from vitascope.data.formats.format import DataFormat
@@ -44,6 +43,7 @@ from vitascope.data.splits import ImageSet, Inventory, LazySources
 from vitascope.data.targets import ClassIndices, minus_one_is_none
 from vitascope.errors import SourceError, UserError
 from vitascope.formatting import canonical, counted
+from vitascope.models.decoding import Encoded
 from vitascope.network import Threads
 from vitascope.remote import cache
 from vitascope.remote.paths import StorePath

@@ -16,24 +16,24 @@ from typing import Annotated
 
 from torch import Tensor
 
+from vitascope.analysis.evaluate import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.arguments import Range, checked
 from vitascope.data.datasets import open_for_evaluation
 from vitascope.data.loading import Loader
 from vitascope.data.measures import PairedMeasure
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.pruning import merge_tokens, prune
+from vitascope.deploy.export.throughput import take_turns, timed_step
 from vitascope.errors import UserError
-from vitascope.evaluation.evaluate import MAX_DROP, splits_of_data, splits_of_run
-from vitascope.evaluation.measure import batches_of, measure
-from vitascope.model.hardware import resolve_device
-from vitascope.model.vision_model import VisionModel
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.throughput import take_turns, timed_step
-from vitascope.run.predictions import paired
-from vitascope.run.run import Run, load_with_run
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.hardware import resolve_device
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.storage import check_new_folder, new_folder
-from vitascope.weights.loading import from_pretrained, save_pretrained
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.training.evaluation.measure import batches_of, measure
+from vitascope.training.run.predictions import paired
+from vitascope.training.run.run import Run, load_with_run
 
 EXAMPLES_AT_ONCE = 32
 ROUNDS = 7

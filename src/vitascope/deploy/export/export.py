@@ -16,23 +16,16 @@ import torch
 from jinja2 import Environment, StrictUndefined
 from torch import Tensor
 
+from vitascope.analysis.explain.lens import lens
+from vitascope.analysis.explain.methods import heatmap
 from vitascope.arguments import checked
-from vitascope.data.decoding import ImageSource, as_pictures
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.formats import EXPLAIN, FORMATS, WholeModel, check_path, move_beside, traced
 from vitascope.errors import UserError, check_choice
-from vitascope.explain.lens import lens
-from vitascope.explain.methods import heatmap
-from vitascope.model.heads import predicted, scores
-from vitascope.model.resnet_config import ResNetConfig
-from vitascope.model.sizes import ModelConfig
-from vitascope.model.trust import FAMILIAR, PredictionSets, Trust
-from vitascope.model.views import mean_of_views, views_of
-from vitascope.model.vision_model import VisionModel
-from vitascope.predict.compute import Views
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.runtimes import (
+from vitascope.models.decoding import ImageSource, as_pictures
+from vitascope.models.engines.compute import Views
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.runtimes import (
     HEATMAP,
     INPUT_MODES,
     VIEWS,
@@ -42,10 +35,17 @@ from vitascope.predict.runtimes import (
     metadata_of,
     sets_of,
 )
-from vitascope.run.run import Run, load_with_run
+from vitascope.models.heads import predicted, scores
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.resnet_config import ResNetConfig
+from vitascope.models.sizes import ModelConfig
+from vitascope.models.trust import FAMILIAR, PredictionSets, Trust
+from vitascope.models.views import mean_of_views, views_of
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.weights.agreement import TOLERANCE, Agreement, Compared, agreement
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.storage import check_room, make_folder, temporary_folder
-from vitascope.weights.agreement import TOLERANCE, Agreement, Compared, agreement
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.training.run.run import Run, load_with_run
 
 Item = TypeVar("Item")
 

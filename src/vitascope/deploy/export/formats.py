@@ -17,19 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitascope.data.preprocess import Preprocess
+from vitascope.analysis.explain.attention import AttentionStream, attending, to_heatmap
+from vitascope.analysis.explain.heatmaps import to_unit
+from vitascope.analysis.explain.lens import read_patches
+from vitascope.analysis.explain.rollout import next_flow
 from vitascope.deploy.export.resampling import Resize
 from vitascope.errors import UserError
-from vitascope.explain.attention import AttentionStream, attending, to_heatmap
-from vitascope.explain.heatmaps import to_unit
-from vitascope.explain.lens import read_patches
-from vitascope.explain.rollout import next_flow
-from vitascope.model.config import ViTConfig
-from vitascope.model.ensemble import Ensemble
-from vitascope.model.heads import predicted, scores
-from vitascope.model.views import mean_of_views, views_of
-from vitascope.model.vision_model import VisionModel
-from vitascope.predict.runtimes import (
+from vitascope.models.config import ViTConfig
+from vitascope.models.engines.runtimes import (
     INPUT,
     SECTION,
     ExportedEngine,
@@ -40,6 +35,11 @@ from vitascope.predict.runtimes import (
     importing,
     outputs_of,
 )
+from vitascope.models.ensemble import Ensemble
+from vitascope.models.heads import predicted, scores
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.views import mean_of_views, views_of
+from vitascope.models.vision_model import VisionModel
 from vitascope.storage import flush
 
 OPSET = 20

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitascope.data.decoding import ImageError, ImageSource
 from vitascope.deploy.export.formats import silenced
 from vitascope.errors import UserError
-from vitascope.predict.runtimes import INPUT, SECTION, Batch, ExportedEngine, importing, openvino_core
+from vitascope.models.decoding import ImageError, ImageSource
+from vitascope.models.engines.runtimes import INPUT, SECTION, Batch, ExportedEngine, importing, openvino_core
 
 MEASURED = 16
 """Pictures on which the rounding error is measured; each gives thousands of numbers per layer."""

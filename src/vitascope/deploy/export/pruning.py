@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
-from vitascope.model.attention import SelfAttention
-from vitascope.model.config import ViTConfig
-from vitascope.model.encoder import MLP, SwiGLU
-from vitascope.model.vision_model import VisionModel, evaluation_mode, kind_of
-from vitascope.model.vit import VisionTransformer
+from vitascope.models.attention import SelfAttention
+from vitascope.models.config import ViTConfig
+from vitascope.models.encoder import MLP, SwiGLU
+from vitascope.models.vision_model import VisionModel, evaluation_mode, kind_of
+from vitascope.models.vit import VisionTransformer
 
 
 def merge_tokens(model: VisionModel, count: int) -> VisionTransformer:

@@ -23,24 +23,24 @@ from typing import Annotated
 
 import torch
 
+from vitascope.analysis.evaluate import MAX_DROP, splits_of_data, splits_of_run
 from vitascope.arguments import Range, checked
 from vitascope.data.datasets import open_data, open_for_evaluation
-from vitascope.data.decoding import ImageSource, as_pictures
 from vitascope.data.measures import PairedMeasure
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.int8 import calibration_batches, write_onnx_int8, write_openvino_int8
+from vitascope.deploy.export.throughput import take_turns
 from vitascope.errors import UserError, check_choice
-from vitascope.evaluation.evaluate import MAX_DROP, splits_of_data, splits_of_run
-from vitascope.evaluation.measure import Evaluation, batches_of, measure
 from vitascope.formatting import counted
-from vitascope.model.vision_model import VisionModel
-from vitascope.predict.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
-from vitascope.predict.throughput import take_turns
-from vitascope.run.predictions import paired
-from vitascope.run.run import Run, load_with_run
+from vitascope.models.decoding import ImageSource, as_pictures
+from vitascope.models.engines.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
+from vitascope.models.vision_model import VisionModel
 from vitascope.storage import check_room, make_folder, temporary_folder
+from vitascope.training.evaluation.measure import Evaluation, batches_of, measure
+from vitascope.training.run.predictions import paired
+from vitascope.training.run.run import Run, load_with_run
 
 CALIBRATION_IMAGES = 300
 TIMED_ROUNDS = 15

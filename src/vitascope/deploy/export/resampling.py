@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitascope.data.preprocess import Preprocess
+from vitascope.models.preprocess import Preprocess
 
 
 def bilinear(x: Tensor) -> Tensor:

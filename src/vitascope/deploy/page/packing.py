@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from vitascope.deploy.server.attention_pack import to_signed_bytes
 from vitascope.errors import UserError
-from vitascope.model.attention import KeylessLinear
-from vitascope.model.config import ViTConfig
-from vitascope.model.vision_model import VisionModel, kind_of
-from vitascope.model.vit import VisionTransformer
+from vitascope.models.attention import KeylessLinear
+from vitascope.models.config import ViTConfig
+from vitascope.models.vision_model import VisionModel, kind_of
+from vitascope.models.vit import VisionTransformer
 
 Rounding = Literal["fp32", "fp16", "int8"]
 BYTES: dict[Rounding, int] = {"fp32": 4, "fp16": 2, "int8": 1}

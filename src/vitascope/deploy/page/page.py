@@ -16,8 +16,8 @@ from typing import Any
 
 from safetensors.torch import save
 
+from vitascope.analysis.explain.methods import METHODS
 from vitascope.arguments import checked
-from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import default_path, evenly_spaced, images_to_compare, own_tests
 from vitascope.deploy.export.formats import check_path
 from vitascope.deploy.page.browser import MissingBrowserError
@@ -36,15 +36,15 @@ from vitascope.deploy.page.samples import Samples, choose_samples
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
 from vitascope.deploy.server.page_content import web_files
 from vitascope.errors import UserError
-from vitascope.explain.methods import METHODS
-from vitascope.model.config import ViTConfig
-from vitascope.model.vision_model import VisionModel
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import TorchEngine
-from vitascope.predict.runtimes import name_of, sets_of
-from vitascope.run.run import load_with_run
+from vitascope.models.config import ViTConfig
+from vitascope.models.decoding import ImageSource
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.runtimes import name_of, sets_of
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.agreement import Agreement, agreement
 from vitascope.storage import check_room, make_folder, replacing
-from vitascope.weights.agreement import Agreement, agreement
+from vitascope.training.run.run import load_with_run
 
 log = logging.getLogger(__name__)
 MOST_MB = 256

@@ -15,17 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitascope.data.decoding import ImageSource
 from vitascope.deploy.export.export import TOLERANCES, check_agreement
 from vitascope.deploy.page.browser import BrowserError, Tab, opened
 from vitascope.deploy.page.samples import shrunk
 from vitascope.errors import UserError
-from vitascope.model.heads import scores
-from vitascope.model.vision_model import VisionModel
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import TorchEngine
-from vitascope.weights.agreement import Agreement, Compared, agreement
-from vitascope.weights.preprocess import preprocess_of
+from vitascope.models.decoding import ImageSource
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.heads import scores
+from vitascope.models.vision_model import VisionModel
+from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.agreement import Agreement, Compared, agreement
+from vitascope.models.weights.preprocess import preprocess_of
 
 LONGEST = 1000
 """Pixels of the longer side of the pictures that a page is proved on."""

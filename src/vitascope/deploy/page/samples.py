@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from vitascope.data.decoding import ImageSource, as_pictures, source_name
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet
 from vitascope.deploy.export.export import evenly_spaced
 from vitascope.deploy.server.page_content import SamplePicture, samples_for
 from vitascope.errors import UserError
 from vitascope.formatting import counted
-from vitascope.predict.engine import TorchEngine
+from vitascope.models.decoding import ImageSource, as_pictures, source_name
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.preprocess import Preprocess
 
 TEST = "test"
 """Test images of the model's run, in the place of pictures."""

@@ -22,7 +22,7 @@ from vitascope.deploy.server.batcher import Batcher, Work
 from vitascope.deploy.server.metrics import Metrics
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
-from vitascope.model.hardware import return_freed_memory
+from vitascope.models.hardware import return_freed_memory
 
 MARGIN, LAST_MARGIN = 0.5, 0.9
 """The share of the time until its deadline that work may take: before its picture is read, and after."""

@@ -38,7 +38,7 @@ from vitascope.errors import UserError, suggestion
 if TYPE_CHECKING:
     import torch
 
-    from vitascope.predict.engine import Engine
+    from vitascope.models.engines.engine import Engine
 
 Opening: TypeAlias = "Engine | Callable[[], Engine]"
 MAX_PARAMETERS = 100
@@ -249,7 +249,7 @@ def predictions(service: Service) -> APIRouter:
     ) -> Response:
         """The most probable classes of a picture, or of each file of a form; of a model of several classes
         per picture also those that apply, in `labels`."""
-        from vitascope.predict.selection import ClassSelection
+        from vitascope.models.engines.selection import ClassSelection
 
         def named(classes: list[tuple[int, float]]) -> list[dict[str, Any]]:
             label = service.engine.label

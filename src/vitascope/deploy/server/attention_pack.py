@@ -37,21 +37,21 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from vitascope.data.preprocess import Pixels
+from vitascope.analysis.explain.attention import layer_attention, read_rows, stream_attention
+from vitascope.analysis.explain.heatmaps import grid_of
+from vitascope.analysis.explain.inputs import as_images
+from vitascope.analysis.explain.lens import lens
+from vitascope.analysis.explain.methods import METHODS, methods_for
+from vitascope.analysis.explain.rollout import next_flow
+from vitascope.analysis.explain.targets import class_index
 from vitascope.errors import UserError
-from vitascope.explain.attention import layer_attention, read_rows, stream_attention
-from vitascope.explain.heatmaps import grid_of
-from vitascope.explain.inputs import as_images
-from vitascope.explain.lens import lens
-from vitascope.explain.methods import METHODS, methods_for
-from vitascope.explain.rollout import next_flow
-from vitascope.explain.targets import class_index
-from vitascope.model.config import ViTConfig, check_head, check_layer
-from vitascope.model.heads import scores
-from vitascope.model.vision_model import VisionModel, kind_of
-from vitascope.model.vit import VisionTransformer
-from vitascope.predict.engine import Engine, TorchEngine
-from vitascope.predict.selection import AUTO
+from vitascope.models.config import ViTConfig, check_head, check_layer
+from vitascope.models.engines.engine import Engine, TorchEngine
+from vitascope.models.engines.selection import AUTO
+from vitascope.models.heads import scores
+from vitascope.models.preprocess import Pixels
+from vitascope.models.vision_model import VisionModel, kind_of
+from vitascope.models.vit import VisionTransformer
 
 LARGEST_LENS = 2**29
 """Bytes of a lens while it is computed; ImageNet's classes of ViT-B/16 at 224 pixels take 10 million."""

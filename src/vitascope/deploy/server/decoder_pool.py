@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from vitascope.data.preprocess import Pixels
 from vitascope.deploy.server import decoder_process
 from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.batcher import Expired
 from vitascope.deploy.server.decoder_process import Content, DecodeError, DecodeOptions
+from vitascope.models.preprocess import Pixels
 
 PATIENCE, LARGER = 0.25, 4
 """Seconds that a picture may keep its process while one with a fourth of its pixels waits."""

@@ -24,9 +24,9 @@ from typing import BinaryIO, TypeAlias
 
 from PIL import Image, UnidentifiedImageError
 
-from vitascope.data.decoding import ImageError, ImageSource, image_errors, source_name
-from vitascope.data.file_checks import START_OF_SCAN, check_channels, segments
-from vitascope.data.preprocess import Pixels
+from vitascope.models.decoding import ImageError, ImageSource, image_errors, source_name
+from vitascope.models.file_checks import START_OF_SCAN, check_channels, segments
+from vitascope.models.preprocess import Pixels
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """The accepted formats: of cameras, phones, browsers and scanners. Pillow reads more, some of them in Python

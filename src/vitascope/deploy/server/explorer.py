@@ -76,8 +76,8 @@ def router(service: Service) -> APIRouter:
         off: Off = "",
     ) -> Response:
         """The heatmap of a class, as a safetensors file."""
+        from vitascope.analysis.explain.methods import DEFAULT_METHOD
         from vitascope.deploy.server.attention_pack import pack_heatmap
-        from vitascope.explain.methods import DEFAULT_METHOD
 
         method = method or DEFAULT_METHOD
         return await packed(request, f"heatmap-{method}", off, pack_heatmap, method, target)

@@ -36,7 +36,7 @@ from vitascope.deploy.server.settings import Settings
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from vitascope.predict.engine import Engine
+    from vitascope.models.engines.engine import Engine
 
 FAREWELL = 1.0
 """Seconds that open connections have, once the port is closed, to send a last request and get its 503."""

@@ -15,7 +15,7 @@ from jinja2 import Environment, Template
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vitascope.deploy.server.settings import TOKEN
-from vitascope.model.options import Outputs
+from vitascope.models.options import Outputs
 
 R = TypeVar("R")
 Responses = dict[int | str, dict[str, Any]]

@@ -14,7 +14,7 @@ from PIL import Image
 from vitascope.data.samples import CREDIT, PHOTOS, SYNONYMS
 
 if TYPE_CHECKING:
-    from vitascope.predict.engine import Engine  # torch is imported later
+    from vitascope.models.engines.engine import Engine  # torch is imported later
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -24,12 +24,12 @@ from urllib.parse import quote
 from vitascope.deploy.server import check_installed
 from vitascope.deploy.server.settings import TOKEN, Settings
 from vitascope.errors import UserError
+from vitascope.models.weights.builtin import model_in_words
 from vitascope.network import usable_cores
-from vitascope.weights.builtin import model_in_words
 
 if TYPE_CHECKING:
     from vitascope.deploy.server.http_server import Deployment
-    from vitascope.predict.engine import Engine
+    from vitascope.models.engines.engine import Engine
 
 PAUSE = 1.0  # seconds before a worker that died is replaced
 NAMED_MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
@@ -99,8 +99,8 @@ def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Eng
     """The engine of a model or an exported file, with a number of threads to compute with."""
     import torch
 
-    from vitascope.model.hardware import reuse_freed_memory
-    from vitascope.predict.runtimes import open_engine
+    from vitascope.models.engines.runtimes import open_engine
+    from vitascope.models.hardware import reuse_freed_memory
 
     reuse_freed_memory()
     torch.set_num_threads(threads)

@@ -28,15 +28,15 @@ from vitascope.deploy.server.metrics import Metrics
 from vitascope.deploy.server.settings import Settings
 from vitascope.deploy.server.uploads import Upload, deadline_seconds, read_uploads
 from vitascope.errors import UserError
-from vitascope.model.trust import FAMILIAR
+from vitascope.models.trust import FAMILIAR
 
 if TYPE_CHECKING:
     import torch
     from starlette.requests import Request
 
-    from vitascope.data.preprocess import Pixels
-    from vitascope.predict.engine import Engine, TorchEngine
-    from vitascope.predict.explanation import Explanation
+    from vitascope.deploy.predict.explanation import Explanation
+    from vitascope.models.engines.engine import Engine, TorchEngine
+    from vitascope.models.preprocess import Pixels
 
 R = TypeVar("R")
 BESIDE = "/beside"
@@ -278,7 +278,7 @@ class Service:
             raise rejected(upload, error) from error
 
         def in_parts(pause: Pause) -> R:
-            from vitascope.explain.inputs import before_each_forward
+            from vitascope.analysis.explain.inputs import before_each_forward
 
             with _few_threads(self.engine, 1), before_each_forward(pause):
                 return function(self.engine, pixels, *args)
@@ -299,9 +299,9 @@ class Service:
         uploads: Sequence[Upload] | None = None,
     ) -> Explanation:
         """Explain a request's only picture, by default by the method of `vitascope explain`."""
+        from vitascope.analysis.explain.methods import DEFAULT_METHOD
+        from vitascope.deploy.predict.explanation import explain_pixels
         from vitascope.deploy.server.attention_pack import batch_size
-        from vitascope.explain.methods import DEFAULT_METHOD
-        from vitascope.predict.explanation import explain_pixels
 
         method = method or DEFAULT_METHOD
         compute = functools.partial(explain_pixels, batch_size=batch_size(self.torch_engine().device))
@@ -314,7 +314,7 @@ class Service:
 
     def check_features(self) -> None:
         """Reject features of an exported classifier (501)."""
-        from vitascope.predict.features import OWN
+        from vitascope.models.engines.features import OWN
 
         try:
             self.engine.resolved(OWN)
@@ -323,7 +323,7 @@ class Service:
 
     def torch_engine(self) -> TorchEngine:
         """The engine of a torch model; rejects (501) an exported file, which returns only its outputs."""
-        from vitascope.predict.engine import TorchEngine
+        from vitascope.models.engines.engine import TorchEngine
 
         if not isinstance(self.engine, TorchEngine):
             raise Rejection(501, f"this needs the torch model; the served model is {self.engine.description}")
@@ -385,14 +385,12 @@ class Service:
         engine = self._open_engine()
         import torch
 
-        from vitascope.deploy.server import attention_pack  # noqa: F401
-        from vitascope.explain import plots  # noqa: F401
+        from vitascope.analysis.explain import plots  # noqa: F401
 
         # Routes import these; on the first request, that would stop the event loop for seconds.
-        from vitascope.predict import (
-            explanation,  # noqa: F401
-            selection,
-        )
+        from vitascope.deploy.predict import explanation  # noqa: F401
+        from vitascope.deploy.server import attention_pack  # noqa: F401
+        from vitascope.models.engines import selection
 
         shape = (engine.preprocess.channels, *engine.preprocess.image_size)
         for count in (1, self.settings.max_batch):
@@ -430,8 +428,8 @@ def rejected(upload: Upload, error: DecodeError) -> Rejection:
 
 def _few_threads(engine: Engine, pictures: int) -> AbstractContextManager[None]:
     """Use one thread for a batch so small that threads would wait for each other and for the server's."""
-    from vitascope.model.hardware import suitable_threads
-    from vitascope.predict.engine import TorchEngine
+    from vitascope.models.engines.engine import TorchEngine
+    from vitascope.models.hardware import suitable_threads
 
     if not isinstance(engine, TorchEngine):
         return nullcontext()

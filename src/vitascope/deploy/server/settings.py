@@ -11,7 +11,7 @@ import tyro
 
 from vitascope.arguments import Range
 from vitascope.errors import UserError
-from vitascope.model.configuration import traits
+from vitascope.models.configuration import traits
 
 TOKEN = "VITASCOPE_TOKEN"
 """The environment variable for the bearer token."""

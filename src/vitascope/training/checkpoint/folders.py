@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.run.layout import CHECKPOINTS, MANIFEST, step_name, step_of_folder
+from vitascope.layout import CHECKPOINTS, MANIFEST, step_name, step_of_folder
+from vitascope.models.weights.files import read_json
 from vitascope.storage import explaining_failure, flush, settle
 from vitascope.training.checkpoint.state import (
     FileRecord,
@@ -34,7 +35,6 @@ from vitascope.training.checkpoint.state import (
     without_placeholders,
 )
 from vitascope.training.distributed import by_first, is_first
-from vitascope.weights.files import read_json
 
 STATE = "state.pt"
 _ASIDE = re.compile(r"\.step-\d{8,}\.(\d+|old)")

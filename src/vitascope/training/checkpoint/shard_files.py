@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
+from vitascope.models.weights.files import reason_of
 from vitascope.training.checkpoint.state import FileRecord, file_record, loading
 from vitascope.training.distributed import gather, is_first, rank
-from vitascope.weights.files import reason_of
 
 METADATA = ".metadata"
 

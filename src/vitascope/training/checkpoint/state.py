@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.errors import UserError
+from vitascope.models.weights.files import reason_of
 from vitascope.training.distributed import is_first, shard_of, world_size
-from vitascope.weights.files import reason_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.splits import ImageSet, absent_classes, check_every_class
 from vitascope.data.targets import ClassIndices, Targets, shares_of
 from vitascope.errors import UserError, check_choice, printable
-from vitascope.evaluation.calibrate import calibrate_model
-from vitascope.evaluation.measure import Evaluation, measure
-from vitascope.evaluation.novelty import Novelty
-from vitascope.model.heads import DistilledHead, predicted, scores
-from vitascope.model.vision_model import VisionModel, evaluation_mode
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import Balance, Distillation
-from vitascope.options.recipes import TrainConfig
-from vitascope.predict.engine import Answers, Engine, TorchEngine
+from vitascope.models.engines.engine import Answers, Engine, TorchEngine
+from vitascope.models.heads import DistilledHead, predicted, scores
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vision_model import VisionModel, evaluation_mode
+from vitascope.models.vit import VisionTransformer
 from vitascope.training.distributed import gather, print_first
+from vitascope.training.evaluation.calibrate import calibrate_model
+from vitascope.training.evaluation.measure import Evaluation, measure
+from vitascope.training.evaluation.novelty import Novelty
+from vitascope.training.options.groups import Balance, Distillation
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.tasks.losses import LOSSES, Criterion, Losses
 from vitascope.training.tasks.task import Examples, Finished, Monitor, Sums
 from vitascope.training.tasks.teachers import Teacher
@@ -162,7 +162,7 @@ class Classify:
 
     def draw(self, finished: Finished, tested: Evaluation) -> dict[str, Path]:
         """Draw the figures of a classifier."""
-        from vitascope.report.figures import draw_figures  # matplotlib delays the start of training
+        from vitascope.analysis.report.figures import draw_figures  # matplotlib delays the start of training
 
         images = finished.loader.images.subset(tested.split, tested.indices)
         print_first("drawing the figures")

@@ -15,8 +15,8 @@ from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.intervals import Interval
-from vitascope.model.heads import predicted
-from vitascope.run.predictions import Predictions
+from vitascope.models.heads import predicted
+from vitascope.training.run.predictions import Predictions
 from vitascope.training.tasks.task import Monitor
 
 Criterion = Literal["cross_entropy", "bce", "focal", "asymmetric"]

@@ -25,25 +25,25 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.data.changes import together
-from vitascope.data.decoding import ImageError
 from vitascope.data.loading import Loader
-from vitascope.data.preprocess import Preprocess
 from vitascope.data.randomness import fractions, random_bits, sorting_keys
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
-from vitascope.evaluation.novelty import Novelty
-from vitascope.model.config import ViTConfig
-from vitascope.model.encoder import Encoder
-from vitascope.model.norms import LayerNorm
-from vitascope.model.patches import patchify, put, take, unpatchify
-from vitascope.model.positions import Layout, sincos_table
-from vitascope.model.vision_model import evaluation_mode
-from vitascope.model.vit import VisionTransformer
-from vitascope.options.groups import DECODER_HEAD, Masking
-from vitascope.run.run import Run
+from vitascope.models.config import ViTConfig
+from vitascope.models.decoding import ImageError
+from vitascope.models.encoder import Encoder
+from vitascope.models.norms import LayerNorm
+from vitascope.models.patches import patchify, put, take, unpatchify
+from vitascope.models.positions import Layout, sincos_table
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.vision_model import evaluation_mode
+from vitascope.models.vit import VisionTransformer
 from vitascope.storage import explaining_failure
 from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.distributed import by_first, print_first, sum_over_processes
+from vitascope.training.evaluation.novelty import Novelty
+from vitascope.training.options.groups import DECODER_HEAD, Masking
+from vitascope.training.run.run import Run
 from vitascope.training.tasks.patch_targets import ColorTarget, NormalizedPixelTarget, PixelTarget, Target
 from vitascope.training.tasks.task import Examples, Finished, Monitor, PatchEvaluation, Sums
 
@@ -321,7 +321,9 @@ def draw_masked(run: Run, task: Masked, module: nn.Module, images: ImageSet) -> 
     )
 
     def draw() -> dict[str, Path]:
-        from vitascope.report.figures import draw_masked_patches  # matplotlib delays the start of training
+        from vitascope.analysis.report.figures import (
+            draw_masked_patches,  # matplotlib delays the start of training
+        )
 
         with explaining_failure(run.path, "the figures", to_resume(run.path)):
             return draw_masked_patches(run, rows, *marks)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.patches import patchify
+from vitascope.models.patches import patchify
+from vitascope.models.preprocess import Preprocess
 
 LEVELS = 8
 """Levels of a 3-bit colour."""

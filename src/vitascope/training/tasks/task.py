@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from vitascope.data.loading import Loader
-from vitascope.evaluation.novelty import Novelty
-from vitascope.model.vision_model import VisionModel
-from vitascope.options.recipes import TrainConfig
-from vitascope.run.run import Run
+from vitascope.models.vision_model import VisionModel
+from vitascope.training.evaluation.novelty import Novelty
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.run.run import Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

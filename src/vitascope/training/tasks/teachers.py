@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitascope.data.preprocess import Preprocess
 from vitascope.errors import UserError
-from vitascope.model.options import Outputs
+from vitascope.models.options import Outputs
+from vitascope.models.preprocess import Preprocess
+from vitascope.models.weights.foreign import ForeignClassifier, fault_in_one_line, open_foreign, some
+from vitascope.models.weights.loading import from_pretrained
+from vitascope.models.weights.mapping import class_names as known_names
 from vitascope.training.distributed import is_first
-from vitascope.weights.foreign import ForeignClassifier, fault_in_one_line, open_foreign, some
-from vitascope.weights.loading import from_pretrained
-from vitascope.weights.mapping import class_names as known_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,0 +1,1 @@
+"""Questions about models and data: explanations, reports, probes, searches, audits."""

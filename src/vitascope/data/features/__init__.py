@@ -1,0 +1,1 @@
+"""Features of frozen bodies: computed, kept in a cache, written to files."""

@@ -1,0 +1,234 @@
+"""Features of any number of images: those in the cache are taken from it, the others are computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from vitascope.data.contents import digests_of
+from vitascope.data.features.cache import Contents, FeatureCache, Features
+from vitascope.data.pictures import PictureBatch, stream
+from vitascope.data.reading import ImageReader
+from vitascope.errors import UserError
+from vitascope.models.decoding import ImageSource, source_name
+from vitascope.models.engines.compute import DEFAULT, Compute
+from vitascope.models.engines.engine import WHOLE_PICTURES, Engine, TorchEngine
+from vitascope.models.engines.features import FeatureSpec
+from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
+
+BATCH_SIZE = 64
+"""On a CPU."""
+BLOCK = 512
+"""Images that are looked up together, and whose features come together."""
+
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureRows:
+    """The features of some images."""
+
+    indices: Indices
+    """(n,), of the images among the sources, ascending."""
+    features: list[Features]
+    """For each representation, float32 (n, D)."""
+
+
+class FeatureStream:
+    """The features of images, in their order, up to `BLOCK` images at a time.
+
+    Iterating raises a UserError for features that are not finite numbers; it names the image. After an
+    error or an interruption, the features of all batches but the last two are in the cache.
+
+    Args:
+        engine: a model that has these representations.
+        specs: the representations, which are computed in one forward pass.
+        sources: the images.
+        compute: the batch size, by default `BATCH_SIZE`, and on a GPU as many as keep it busy; the reading
+            processes; and whether features are taken from the cache and kept there.
+
+    Attributes:
+        origins: for each representation, everything that it depends on beside the images, as values of JSON.
+        unreadable: the reason for each image that could not be read, by its index; it has no features.
+        computed: the number of images whose features were computed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        specs: Sequence[FeatureSpec],
+        sources: Sequence[ImageSource],
+        compute: Compute = DEFAULT,
+    ) -> None:
+        self.engine = engine
+        self.specs = [engine.resolved(spec) for spec in specs]
+        self.sources = sources
+        size = engine.batch_size(compute.batch_size, BATCH_SIZE)
+        self.batch_size = min(size, WHOLE_PICTURES) if engine.own_pixels else size
+        self.workers = compute.workers
+        self.unreadable: dict[int, str] = {}
+        self.computed = 0
+        self._cached = compute.cache
+        self.origins = [_origin_of(engine, spec, self.batch_size) for spec in self.specs]
+        self._caches = [FeatureCache(origin) if compute.cache else None for origin in self.origins]
+        self._blocks: deque[_Block] = deque()
+
+    def __iter__(self) -> Generator[FeatureRows, None, None]:
+        try:
+            for batch in self._computed():
+                for block in self._blocks:
+                    block.receive(batch)
+                yield from self._finished()
+            yield from self._finished()
+        finally:
+            for cache in self._caches:
+                if cache is not None:
+                    cache.flush()
+
+    def _missing(self) -> Iterator[Indices]:
+        """Batches of the images that are not in the cache; looks up a block when the last one is asked."""
+        pending = np.arange(0)
+        for start in range(0, len(self.sources), BLOCK):
+            indices = np.arange(start, min(start + BLOCK, len(self.sources)))
+            contents = None
+            if self._cached:
+                contents = digests_of([self.sources[index] for index in indices.tolist()])
+            block = _Block(indices, contents, self._caches)
+            self._blocks.append(block)
+            pending = np.concatenate([pending, indices[block.missing]])
+            while len(pending) >= self.batch_size:
+                yield pending[: self.batch_size]
+                pending = pending[self.batch_size :]
+        if len(pending):
+            yield pending
+
+    def _computed(self) -> Iterator[_Batch]:
+        """The missing images in batches; an accelerator computes one while the next is read and copied."""
+        yield from map(self._checked, one_late(self._started(), self.engine.device))
+
+    def _started(self) -> Iterator[_Batch]:
+        """The missing images in batches whose features are on the way to the CPU."""
+        engine = self.engine
+        reader = ImageReader(self.sources, engine.preprocess)
+
+        def send(batch: PictureBatch[Indices]) -> tuple[Tensor, ...]:
+            return tuple(to_device(pixels, engine.device) for _, pixels in batch.stacks)
+
+        with closing(stream(engine, reader, self._missing(), self.batch_size, self.workers)) as batches:
+            for batch, on_device in copied_ahead(batches, send, engine.device):
+                self.unreadable |= {int(batch.items[row]): reason for row, reason in batch.faults.items()}
+                self.computed += int(batch.readable.sum())
+                columns = [
+                    engine.features(pixels, self.specs, batch_size=self.batch_size) for pixels in on_device
+                ]
+                yield _Batch(batch.items, batch.readable, Fetched(batch.in_order(columns)))
+
+    def _checked(self, batch: _Batch) -> _Batch:
+        """A batch whose features have arrived, and are finite."""
+        for spec, features in zip(self.specs, batch.features, strict=False):
+            wrong = np.flatnonzero(~np.isfinite(features.numpy()).all(axis=1))
+            if len(wrong):
+                index = int(batch.indices[batch.readable][wrong[0]])
+                raise UserError(
+                    f"image {index}, {source_name(self.sources[index])}: its features ({spec}) are not "
+                    f"finite in {self.engine.precision_for(self.batch_size)}: use fp32, or check the weights"
+                )
+        return batch
+
+    def _finished(self) -> Iterator[FeatureRows]:
+        """The blocks, in their order, of which no image is missing any more."""
+        while self._blocks and self._blocks[0].is_complete:
+            block = self._blocks.popleft()
+            if block.kept.any():
+                yield FeatureRows(block.indices[block.kept], block.features())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """Computed images."""
+
+    indices: Indices  # (n,)
+    readable: Mask  # (n,)
+    fetched: Fetched
+
+    @property
+    def features(self) -> list[Tensor]:
+        """For each representation (m, D), of the m readable ones, on the CPU; empty if there are none."""
+        return self.fetched.wait()
+
+
+class _Block:
+    """Images that were looked up together."""
+
+    def __init__(
+        self, indices: Indices, contents: Contents | None, caches: Sequence[FeatureCache | None]
+    ) -> None:
+        self.indices = indices  # (n,), consecutive
+        self.contents = contents  # (n,)
+        self.caches = caches  # of each representation
+        self.places = [  # in each cache (n,), -1 for an image that it does not have
+            np.full(len(indices), -1) if cache is None or contents is None else cache.find(contents)
+            for cache in caches
+        ]
+        self.missing = np.any([places < 0 for places in self.places], axis=0)  # (n,), whether it is computed
+        self.kept = np.ones(len(indices), np.bool_)  # (n,), whether it can be read
+        self._received: list[list[Features]] = []  # by batch, the features for each representation
+        self._awaited = int(self.missing.sum())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all images that are computed have come."""
+        return self._awaited == 0
+
+    def receive(self, batch: _Batch) -> None:
+        """Take what a batch has of this block; new features go into the caches."""
+        own = (batch.indices >= self.indices[0]) & (batch.indices <= self.indices[-1])
+        if not own.any():
+            return
+        self._awaited -= int(own.sum())
+        self.kept[batch.indices[own & ~batch.readable] - self.indices[0]] = False
+        rows = own[batch.readable]
+        if not rows.any():
+            return
+        received = [features.numpy()[rows] for features in batch.features]
+        self._received.append(received)
+        among = batch.indices[own & batch.readable] - self.indices[0]  # the images of this block
+        for cache, places, features in zip(self.caches, self.places, received, strict=True):
+            if cache is not None and self.contents is not None:
+                new = places[among] < 0
+                cache.add(self.contents[among[new]], features[new])
+
+    def features(self) -> list[Features]:
+        """For each representation those of the kept images, float32 (m, D), m at least 1."""
+        missing, found = self.missing[self.kept], []
+        for number, (cache, places) in enumerate(zip(self.caches, self.places, strict=True)):
+            parts = [batch[number] for batch in self._received]
+            if cache is not None and not missing.all():
+                parts.append(cache.take(places[~self.missing]))
+            joined = np.concatenate(parts)
+            rows = np.empty_like(joined)
+            rows[missing], rows[~missing] = np.split(joined, [int(missing.sum())])
+            found.append(rows)
+        return found
+
+
+def _origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:
+    """Everything that a resolved representation depends on beside the images."""
+    # A file of features has the digest of its model's body, and rounds differently.
+    file = {} if isinstance(engine, TorchEngine) else {"file": engine.digest}
+    return {
+        "digest": engine.body_digest,
+        "layer": spec.layer,
+        "pool": spec.pool,
+        "preprocess": engine.preprocess.to_dict(),
+        "precision": engine.precision_for(batch_size),
+        **file,
+    }

@@ -1,0 +1,83 @@
+"""The stream of pictures for an engine: batches of those that can be read, and why others cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
+from contextlib import closing
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitascope.data.reading import B, Reader, ReadingPool, read_here
+from vitascope.models.engines.engine import Engine, stacks
+from vitascope.network import usable_cores
+
+T = TypeVar("T", bound=Sized)
+
+NICENESS = 10
+"""Of the processes that read: at the priority of the model, its threads would wait for the one that shares a
+core with a process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PictureBatch(Generic[T]):
+    """Pictures that were read together."""
+
+    items: T
+    """The n pictures: their indices, or their files."""
+    stacks: Sequence[tuple[list[int], Tensor]]
+    """Of the readable pictures of each size: their places among the readable, and their pixels, uint8
+    (b, C, H, W), valid until the next batch."""
+    faults: Mapping[int, str]
+    """The reason for each of the others, by its place among the n."""
+
+    @property
+    def readable(self) -> npt.NDArray[np.bool_]:
+        """Whether each picture could be read, (n,)."""
+        return np.array([place not in self.faults for place in range(len(self.items))], np.bool_)
+
+    def in_order(self, columns: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """What was computed of each stack, columns of (b, ...), for the readable pictures, in their order."""
+        if len(self.stacks) == 1:
+            return list(columns[0])
+        rows = torch.tensor([place for places, _ in self.stacks for place in places]).argsort()
+        return [torch.cat(column)[rows] for column in zip(*columns, strict=True)]
+
+
+def stream(
+    engine: Engine, reader: Reader[B], batches: Iterable[B], batch_size: int, workers: int | None = None
+) -> Generator[PictureBatch[B], None, None]:
+    """Read the pictures of an engine in batches, by processes where there are several batches.
+
+    Args:
+        engine: which has pixels of its own where an exported model crops and resizes.
+        reader: reads the pictures of a batch.
+        batches: of at most `batch_size` pictures, taken a few ahead.
+        workers: processes that read; 0 reads in this process, None means one per core.
+    """
+    if engine.own_pixels:
+        for batch in batches:
+            pictures, faults = engine.read(reader.sources_of(batch))
+            yield PictureBatch(batch, stacks(pictures), faults)
+        return
+    batches, workers = iter(batches), usable_cores() if workers is None else workers
+    first = list(itertools.islice(batches, 2))
+    batches = itertools.chain(first, batches)
+    if not workers or len(first) < 2:  # starting processes takes longer than reading a batch
+        yield from map(_together, read_here(reader, batches, 0))
+        return
+    pool = ReadingPool(reader.fill, reader.preprocess, batch_size, workers, niceness=NICENESS)
+    with closing(pool):
+        yield from map(_together, pool.read(batches))
+
+
+def _together(read: tuple[Any, npt.NDArray[np.uint8], dict[int, str]]) -> PictureBatch[Any]:
+    items, pixels, faults = read
+    good = [place for place in range(len(items)) if place not in faults]
+    stack = torch.from_numpy(pixels[good] if faults else pixels)
+    return PictureBatch(items, [(list(range(len(good))), stack)] if good else [], faults)

@@ -1,0 +1,1 @@
+"""The rows of large jobs: parts that are complete or absent, by this process or by Ray."""

@@ -1,0 +1,1 @@
+"""Predictions for one picture or for folders, tables and stores."""

@@ -1,1 +1,0 @@
-"""The Vision Transformer: needs torch only, and is independent of storage."""

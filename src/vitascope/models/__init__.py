@@ -1,0 +1,1 @@
+"""Models: the Vision Transformer and others, their pixels, weights, texts and engines."""

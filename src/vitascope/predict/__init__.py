@@ -1,1 +1,0 @@
-"""Prediction: engines, the predictor, folders of any size."""

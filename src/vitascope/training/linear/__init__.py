@@ -1,0 +1,1 @@
+"""Classifiers on frozen features: their fit, their choice by cross-validation, the head that they become."""

@@ -1,0 +1,340 @@
+import dataclasses
+import json
+import re
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models import VARIANTS, law, on_meta, small_config, valid_configs
+from vitascope.errors import UserError
+from vitascope.models.config import OPTIONS, ViTConfig, check_tiling
+from vitascope.models.options import (
+    BlockOptions,
+    EmbeddingOptions,
+    NormOptions,
+    ReadoutOptions,
+    Regularization,
+    RotaryOptions,
+    TokenizerOptions,
+)
+
+GROUPS = {
+    "embedding": EmbeddingOptions,
+    "rotary": RotaryOptions,
+    "tokenizer": TokenizerOptions,
+    "block": BlockOptions,
+    "norms": NormOptions,
+    "readout": ReadoutOptions,
+    "regularization": Regularization,
+}
+
+
+# Groups and flat names
+
+
+def test_every_option_has_one_name_and_one_group() -> None:
+    fields = [field.name for options in GROUPS.values() for field in dataclasses.fields(options)]
+    top = [field.name for field in dataclasses.fields(ViTConfig) if field.name not in GROUPS]
+    assert sorted(OPTIONS) == sorted([*fields, *top])
+    for name, group in OPTIONS.items():
+        assert name in {field.name for field in dataclasses.fields(GROUPS[group] if group else ViTConfig)}
+
+
+@law
+@given(valid_configs())
+def test_a_config_survives_json(config: ViTConfig) -> None:
+    assert ViTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@law
+@given(valid_configs())
+def test_flat_options_are_those_of_the_groups(config: ViTConfig) -> None:
+    flat = {name: config.option(name) for name in OPTIONS}
+    for name, group in OPTIONS.items():
+        assert flat[name] == getattr(getattr(config, group) if group else config, name)
+    assert ViTConfig.from_dict(flat) == config
+    grouped = {group: getattr(config, group) for group in GROUPS}
+    top = {name: flat[name] for name, group in OPTIONS.items() if group is None}
+    assert ViTConfig(**top, **grouped) == config
+
+
+@law
+@given(config=valid_configs(), other=valid_configs(), data=st.data())
+def test_replacing_some_options_keeps_the_others(
+    config: ViTConfig, other: ViTConfig, data: st.DataObject
+) -> None:
+    free = ["patch_bias", "embedding_norm", "resample", "norm", "norm_eps", "qkv_bias", "mlp", "layer_scale"]
+    free += ["init", "dropout", "attention_dropout", "drop_path", "head_init", "depth"]
+    if config.block.token_merging:
+        free.remove("norm")
+    if config.embed_dim % 4:  # needed by init=mimetic
+        free.remove("init")
+    names = data.draw(st.sets(st.sampled_from(free)))
+    replaced = config.replace(**{name: other.option(name) for name in names})
+    for name in OPTIONS:
+        assert replaced.option(name) == (other if name in names else config).option(name)
+
+
+def choices(hint: Any) -> tuple[Any, ...]:
+    """The values that an option can have, where they can be listed."""
+    if hint is bool:
+        return False, True
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if bool in get_args(hint):  # bool | None
+        return None, False, True
+    return ()
+
+
+def test_every_value_of_every_option_is_in_a_variant() -> None:
+    seen = [small_config(**options) for options in VARIANTS.values()]
+    for group in GROUPS.values():
+        for name, hint in get_type_hints(group).items():
+            expected = choices(hint)
+            values = {config.option(name) for config in seen}
+            assert values >= set(expected), name
+            assert len(values) > 1, f"{name} is the same in every variant"
+
+
+def test_an_unknown_option_is_rejected_with_the_nearest() -> None:
+    for invalid in (
+        lambda: ViTConfig.from_dict({"num_head": 3}),
+        lambda: ViTConfig().replace(num_head=3),
+        lambda: small_config(num_head=3),
+    ):
+        with pytest.raises(UserError, match="unknown model option 'num_head'; nearest: num_heads"):
+            invalid()
+    with pytest.raises(UserError, match="unknown model option 'pol_norm'; nearest: pool_norm"):
+        ViTConfig().replace(pol_norm="after")
+
+
+def test_options_of_groups_are_keywords_of_the_config() -> None:
+    flat = ViTConfig(depth=3, pool="mean", positions="rotary", num_registers=2)
+    nested = ViTConfig(
+        depth=3,
+        readout=ReadoutOptions(pool="mean", num_registers=2),
+        embedding=EmbeddingOptions(positions="rotary"),
+    )
+    assert flat == nested
+    assert hash(flat) == hash(nested)
+    assert ViTConfig(readout=ReadoutOptions(num_registers=2), pool="mean").readout == nested.readout
+    assert flat.replace(readout=ReadoutOptions()) == ViTConfig(depth=3, positions="rotary")
+
+
+def test_repr_shows_the_options_that_differ_from_the_defaults() -> None:
+    assert repr(ViTConfig()) == "ViTConfig()"
+    config = ViTConfig(image_size=32, patch_size=8, pool="mean", norm="post")
+    assert repr(config) == "ViTConfig(image_size=(32, 32), patch_size=(8, 8), norm='post', pool='mean')"
+    assert len(repr(ViTConfig(num_classes=1000, class_names=[f"class{k}" for k in range(1000)]))) < 120
+
+
+# Sizes
+
+
+@law
+@given(valid_configs())
+def test_num_tokens_is_the_length_of_the_sequence(config: ViTConfig) -> None:
+    images = torch.empty(2, config.in_channels, *config.image_hw, device="meta")
+    features = on_meta(config).eval().forward_features(images)
+    assert features.shape == (2, config.num_tokens, config.embed_dim)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"pool": "cls"}, True),
+        ({"pool": "mean"}, False),
+        ({"pool": "cls_mean"}, True),
+        ({"pool": "map"}, False),
+        ({"pool": "mean", "class_token": True}, True),
+        ({"pool": "map", "class_token": True}, True),
+        ({"pool": "mean", "class_token": False}, False),
+    ],
+)
+def test_a_class_token_exists_if_pooling_reads_it_or_on_request(
+    options: dict[str, Any], expected: bool
+) -> None:
+    assert small_config(**options).readout.has_class_token == expected
+
+
+def test_one_number_sets_both_sides() -> None:
+    assert ViTConfig(image_size=32, patch_size=8) == ViTConfig(image_size=(32, 32), patch_size=(8, 8))
+    assert BlockOptions(window=3) == BlockOptions(window=(3, 3))
+    assert EmbeddingOptions(stem="overlap", stride=4) == EmbeddingOptions(stem="overlap", stride=(4, 4))
+
+
+def test_sizes_may_be_lists() -> None:
+    config = small_config(image_size=[16, 24], patch_size=[8, 4], window=[2, 1], resnet_layers=[1, 2])
+    assert (config.image_size, config.patch_size, config.block.window) == ((16, 24), (8, 4), (2, 1))
+    assert config.embedding.resnet_layers == (1, 2)
+
+
+def test_sizes_are_height_then_width() -> None:
+    config = small_config(image_size=(16, 96), patch_size=(8, 32))
+    assert (config.image_hw, config.patch_hw, config.grid) == ((16, 96), (8, 32), (2, 3))
+
+
+def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
+    for stem in ("conv", "resnet"):
+        assert small_config(stem=stem, patch_size=16).patch_stride == (16, 16)
+    assert small_config(stem="tokenizer", patch_size=4).patch_stride == (4, 4)
+    assert small_config(stem="overlap", patch_size=(8, 16)).patch_stride == (4, 8)
+    assert small_config(stem="overlap", stride=(2, 8)).patch_stride == (2, 8)
+
+
+# Errors
+
+COUNTS = {"depth": 0, "in_channels": 0, "embed_dim": 0, "num_heads": 0, "num_classes": 0, "num_registers": -1}
+COUNTS |= {"token_merging": -1}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"image_size": (225, 224), "patch_size": 16},
+            "image 225x224 is not a multiple of patch 16; nearest: 224x224",
+        ),
+        (
+            {"image_size": (32, 90), "patch_size": (8, 16)},
+            "image 32x90 is not a multiple of patch 8x16; nearest: 32x96",
+        ),
+        (
+            {"image_size": (33, 32), "patch_size": 8, "stem": "overlap"},
+            "image 33x32 is not tiled by patches of 8 every 4x4 pixels; nearest: 32x32",
+        ),
+        (
+            {"image_size": (32, 32), "patch_size": (8, 6), "stem": "overlap", "stride": (3, 5)},
+            "image 32x32 is not tiled by patches of 8x6 every 3x5 pixels; nearest: 32x31",
+        ),
+        (
+            {"image_size": (32, 40), "patch_size": 16, "stem": "resnet", "resnet_width": 4},
+            "image 32x40 is not a multiple of patch 16; nearest: 32x(32|48)",
+        ),
+        ({"image_size": 7, "patch_size": 16}, "nearest: 16x16"),
+        ({"image_size": 0}, "image_size must be at least 1, not 0"),
+        ({"patch_size": -8}, "patch_size must be at least 1, not -8"),
+        ({"image_size": (32, 32, 3)}, r"\(32, 32, 3\)"),
+        ({"image_size": 32.5}, "image_size must be a pair of whole numbers or a whole number, not 32.5"),
+        ({"window": "7x7"}, "window must be .* not '7x7'"),
+        ({"stem": "overlap", "stride": (4, 4, 4)}, r"stride .* not \(4, 4, 4\)"),
+        ({"embed_dim": 192, "num_heads": 5}, "num_heads 5 does not divide embed_dim 192; nearest: (4|6)"),
+        *(
+            ({name: number}, f"{name} must be at least {number + 1}, not {number}")
+            for name, number in COUNTS.items()
+        ),
+        ({"mlp_ratio": 0.0}, "mlp_ratio 0.0 gives an MLP without a hidden layer"),
+        ({"mlp_ratio": 0.01, "embed_dim": 48}, "mlp_ratio 0.01 gives an MLP without a hidden layer"),
+        ({"mlp_ratio": float("inf")}, "mlp_ratio must be a number, not inf"),
+        ({"norm_eps": -1e-6}, "norm_eps must be at least 0, not -1e-06"),
+        ({"rotary_base": 0.0}, "rotary_base must be positive, not 0.0"),
+        *(
+            ({name: share}, rf"{name} must be in \[0, 1\), not {share}")
+            for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout")
+            for share in (-0.1, 1.0)
+        ),
+        ({"thresholds": None}, "thresholds must be a list of numbers, not None"),
+        ({"class_names": ("cat", "dog"), "num_classes": 3}, "2 class_names for num_classes 3"),
+        ({"class_names": "cat"}, "class_names must be a list of names, not 'cat'"),
+        ({"dropout": "0.1"}, "dropout must be a number, not '0.1'"),
+        ({"patch_size": True}, "patch_size must be .* whole number, not .*True"),
+        ({"resnet_layers": (3, 4.0)}, r"resnet_layers must be a list of whole numbers, not \(3, 4.0\)"),
+        ({"pool": "meen"}, "unknown pool 'meen'; nearest: mean; it is one of cls, mean, cls_mean, map"),
+        ({"mlp": "relu"}, "unknown mlp 'relu'; .*it is one of gelu, gelu_tanh, quick_gelu, swiglu"),
+        # Combinations
+        ({"stride": 4}, "stride belongs to stem \"overlap\", not to 'conv'"),
+        (
+            {"stem": "overlap", "patch_size": 8, "stride": (4, 9)},
+            "stride 4x9 leaves gaps between patches of 8x8",
+        ),
+        ({"stem": "overlap", "patch_size": 8, "stride": 0}, "stride must be at least 1, not 0"),
+        (
+            {"stem": "resnet", "patch_size": 8, "image_size": 32},
+            "patch 8x8 is not a multiple of the stride of a ResNet with 3 stages, 16",
+        ),
+        (
+            {"stem": "tokenizer", "patch_size": 16},
+            "a tokenizer of 3 layers has patches of 2 or 4 or 8 pixels, not 16x16: set patch_size to one of "
+            "these, or add tokenizer_widths",
+        ),
+        ({"tokenizer_widths": (8, 0)}, r"tokenizer_widths must be at least 1, not \(8, 0\)"),
+        ({"tokenizer_widths": (8,) * 8}, "a tokenizer has at most 8 layers, .* not 9"),
+        ({"tokenizer_pooling": (2, 1)}, r"an ascending choice of these, not \[2, 1\]"),
+        ({"tokenizer_pooling": (1, 3)}, r"an ascending choice of these, not \[1, 3\]"),
+        ({"stem": "resnet", "resnet_width": 48}, "48 channels are not 32 equal groups"),
+        (
+            {"positions": "rotary", "embed_dim": 36, "num_heads": 6},
+            "rotary positions need a head width that 4 divides, not 6",
+        ),
+        (
+            {"positions": "sincos_2d", "embed_dim": 18, "num_heads": 2},
+            "sine-cosine positions need an embed_dim that 4 divides, not 18",
+        ),
+        ({"patch_dropout": 0.5, "attention": "axial"}, "patch_dropout breaks up the grid"),
+        ({"patch_dropout": 0.5, "attention": "window"}, "patch_dropout breaks up the grid"),
+        ({"patch_dropout": 0.5, "positions": "relative"}, "patch_dropout breaks up the grid"),
+        (
+            {"attention": "window", "image_size": (224, 240), "window": (7, 4)},
+            "a grid of 14x15 patches is not a multiple of the window 7x4",
+        ),
+        ({"attention": "window", "window": 0}, "window must be at least 1, not 0"),
+        ({"attention": "window", "window": (7, -7)}, r"window must be at least 1, not \(7, -7\)"),
+        ({"pool": "cls", "class_token": False}, "pool 'cls' reads a class token"),
+        ({"pool": "cls_mean", "class_token": False}, "pool 'cls_mean' reads a class token"),
+        ({"distillation_token": True, "pool": "mean"}, "not with 'mean' and 'linear'"),
+        ({"distillation_token": True, "head": "mlp"}, "not with 'cls' and 'mlp'"),
+        ({"distillation_token": True, "head": "pre_logits"}, "not with 'cls' and 'pre_logits'"),
+        ({"distillation_token": True, "pool_norm": "after"}, 'pool_norm "after" goes with one pooled token'),
+        ({"pool": "cls_mean", "pool_norm": "after"}, 'pool_norm "after" goes with one pooled token'),
+        ({"pool": "map", "pool_norm": "after"}, 'pool_norm "after" goes with one pooled token'),
+    ],
+)
+def test_invalid_options_are_rejected_with_the_numbers(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ViTConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_of_another_type_is_rejected_by_name(name: str) -> None:
+    for value in (None, {}, ViTConfig()):
+        with pytest.raises(UserError, match=f"{name} must be {GROUPS[name].__name__}, not "):
+            ViTConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["norm_eps", "rotary_base", "layer_scale"])
+def test_nan_is_rejected(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}.* nan"):
+        ViTConfig().replace(**{name: float("nan")})
+
+
+def test_unused_options_are_not_checked() -> None:
+    # Only window attention needs windows that tile the grid; only the ResNet stem needs a valid ResNet.
+    unread = small_config(window=5, resnet_width=48, resnet_layers=(1,))
+    assert (unread.block.window, unread.grid) == ((5, 5), small_config().grid)
+    assert small_config(positions="learned", embed_dim=18, num_heads=6).head_dim == 3
+
+
+@law
+@given(
+    *[st.integers(1, 300)] * 2,
+    *[st.integers(1, 40)] * 2,
+    *[st.floats(0.05, 1)] * 2,
+)
+def test_the_nearest_size_in_the_message_is_tiled_by_patches(
+    height: int, width: int, ph: int, pw: int, down: float, across: float
+) -> None:
+    image, patch, step = (height, width), (ph, pw), (max(1, int(down * ph)), max(1, int(across * pw)))
+    sides = list(zip(image, patch, step, strict=True))
+    if all(side >= whole and (side - whole) % move == 0 for side, whole, move in sides):
+        check_tiling(image, patch, step)
+        return
+    with pytest.raises(UserError) as raised:
+        check_tiling(image, patch, step)
+    nearest = [int(side) for side in re.findall(r"nearest: (\d+)x(\d+)", str(raised.value))[0]]
+    for (side, whole, move), found in zip(sides, nearest, strict=True):
+        tiled = [whole + count * move for count in range(max(0, side - whole) // move + 2)]
+        assert found in tiled
+        assert abs(found - side) == min(abs(each - side) for each in tiled)
