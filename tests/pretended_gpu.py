@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitascope.data import transfer
-from vitascope.models.engines import engine
+from vitascope.models.engines import engine, transfer
 
 GPU = torch.device("meta")
 aten = torch.ops.aten

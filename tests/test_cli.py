@@ -43,9 +43,9 @@ MASKING = {"masking", "target", "corrupt", "decoder_dim", "decoder_depth"}
 DISTILLATION = {"teacher", "distill", "distill_weight", "temperature"}
 BALANCE = {"balance", "class_weights", "sampling"}
 HELP_SOURCES = [
-    *(ROOT / "options" / f"{name}.py" for name in ("groups", "recipes")),
+    *(ROOT / "training" / "options" / f"{name}.py" for name in ("groups", "recipes")),
     ROOT / "data" / "table_options.py",
-    ROOT / "predict" / "compute.py",
+    ROOT / "models" / "engines" / "compute.py",
     *sorted((ROOT / "cli").glob("*.py")),
     ROOT / "deploy" / "server" / "settings.py",
 ]

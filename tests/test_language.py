@@ -99,7 +99,9 @@ def marked() -> set[str]:
         found |= set(dataclasses.asdict(words).values())
     for path in sorted((*ROOT.rglob("*.py"), *LESSONS.rglob("*.py"))):
         found |= marked_in_python(path)
-    for path in sorted((*(ROOT / "report").glob("*.html"), ROOT / "auditing" / "audit.html")):
+    for path in sorted(
+        (*(ROOT / "analysis" / "report").glob("*.html"), ROOT / "analysis" / "auditing" / "audit.html")
+    ):
         found |= marked_in_template(path)
     return found
 

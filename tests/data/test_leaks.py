@@ -5,8 +5,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.analysis.auditing.test_audit import picture
-from vitascope.analysis.auditing import leaks
 from vitascope.cli import main
+from vitascope.data import leaks
 from vitascope.data.datasets import open_data
 from vitascope.data.leaks import leaked, seen_in_words
 

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.analysis.explain import MODELS
 from tests.models import VARIANTS, random_images, small_model
+from vitascope.analysis.explain import learned
 from vitascope.analysis.explain.attention import AttentionStream, head_maps
 from vitascope.analysis.explain.learned import (
     attention_distance,
@@ -23,7 +24,6 @@ from vitascope.analysis.explain.learned import (
 )
 from vitascope.analysis.explain.rollout import rollout
 from vitascope.errors import UserError
-from vitascope.explain import learned
 from vitascope.models.config import ViTConfig
 from vitascope.models.patches import ConvPatches
 from vitascope.models.vit import VisionTransformer

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from tests.analysis.explain.figures import assert_shows_something, drawn, texts
+from vitascope.analysis.explain import lettering, plots
 from vitascope.analysis.explain.lettering import fitted, short
 from vitascope.analysis.explain.pictures import Picture
 from vitascope.analysis.report.charts import draw_confusion
-from vitascope.explain import lettering, plots
 
 ODD_NAMES = [
     "$5 to $10",

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.forked import ending, fork
 from tests.models import law
-from vitascope.data import feature_cache
 from vitascope.data.contents import DIGEST, digests_of
+from vitascope.data.features import cache as feature_cache
 from vitascope.data.features.cache import FeatureCache
 from vitascope.errors import UserError
 

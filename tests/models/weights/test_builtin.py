@@ -20,7 +20,7 @@ from vitascope.models.weights.identification import locate
 from vitascope.models.weights.loading import save_pretrained
 from vitascope.training.run.run import lasting_paths
 
-FOLDER = Path(vs.__file__).parent / "weights" / "builtin" / DEFAULT
+FOLDER = Path(vs.__file__).parent / "models" / "weights" / "builtin" / DEFAULT
 MAX_BYTES = 2_500_000
 MAX_PHOTO_BYTES = 40_000
 

@@ -13,7 +13,7 @@ from tests.cli import error_line
 from tests.models import small_model
 from tests.stores import BUCKET, Store
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
-from vitascope import layout, stored_run
+from vitascope import layout
 from vitascope.analysis.probing.probe import probe
 from vitascope.cache import cache_folder
 from vitascope.cli import main
@@ -24,6 +24,7 @@ from vitascope.models.weights.stored_model import _copied
 from vitascope.remote.stores import RemoteObject, StoreError, exists, list_folder, walk
 from vitascope.storage import WriteError, explaining_failure
 from vitascope.training.loop import Trainer
+from vitascope.training.run import stored_run
 from vitascope.training.run.run import Run
 from vitascope.training.run.stored_run import OtherWriterError, StoredRun
 from vitascope.training.train import resume, train
