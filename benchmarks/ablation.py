@@ -40,8 +40,9 @@ from contestants import our_training
 from reports import Numbers, fill_in, markdown_table, note, publish
 from vitascope.data.datasets import open_data
 from vitascope.models.config import ViTConfig
+from vitascope.runs import train
+from vitascope.training.building import prepare
 from vitascope.training.options.recipes import RECIPES, TrainConfig
-from vitascope.training.train import prepare, train
 
 RECIPE = "digits"
 BATCH_SIZE = RECIPES[RECIPE].option("batch_size")

@@ -51,11 +51,11 @@ from vitascope.data.targets import ClassIndices
 from vitascope.models.engines.engine import TorchEngine
 from vitascope.models.engines.features import OWN
 from vitascope.models.hardware import resolve_device, without_tf32
+from vitascope.training.building import build_trainer, prepare
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import BUILT_IN, RECIPES
 from vitascope.training.run.run import Run
-from vitascope.training.train import build_trainer, prepare
 
 CPU = torch.device("cpu")
 TINY: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 3, "patch_size": 8}

@@ -49,10 +49,10 @@ from vitascope.data.targets import ClassIndices
 from vitascope.models.config import ViTConfig
 from vitascope.models.hardware import resolve_device
 from vitascope.models.vit import VisionTransformer
+from vitascope.training.building import build_trainer, prepare
 from vitascope.training.loop import RECORD_EVERY
 from vitascope.training.optimizers import optimizer_of
 from vitascope.training.run.run import Run
-from vitascope.training.train import build_trainer, prepare
 
 Step = Callable[[], object]
 

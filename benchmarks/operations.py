@@ -45,7 +45,7 @@ from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.models.hardware import resolve_device
 from vitascope.models.views import mean_of_views, views_of
-from vitascope.training import train as training
+from vitascope.training import building as training
 from vitascope.training.evaluation.measure import measure
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import TrainConfig
@@ -139,7 +139,7 @@ class CountingTrainer(Trainer):
 
 def steps_of(operations: float, opened: training.Opened) -> int:
     """The number of steps that take so many operations, if no idea changes the cost during the run."""
-    options, config = opened.plan.options.optimization, opened.plan.model
+    options, config = opened.plan.config.optimization, opened.plan.model
     module = training.start_model(opened)
     sizes = small_size(config), config.image_hw
     small, whole = (training_operations(module, config.in_channels, *size) for size in sizes)
@@ -153,8 +153,8 @@ def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Tria
     opened = training.prepare(config, open_data(data, seed=asked.seed))
     steps = steps_of(asked.asked, opened)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        decided = opened.plan.options.replace(run=f"{folder}/run", steps=steps, keep="last")
-        opened = dataclasses.replace(opened, plan=dataclasses.replace(opened.plan, options=decided))
+        decided = opened.plan.config.replace(run=f"{folder}/run", steps=steps, keep="last")
+        opened = dataclasses.replace(opened, plan=dataclasses.replace(opened.plan, config=decided))
         run = Run.create(decided.to_dict(), {"asked": {}, **opened.plan.to_dict()})
         trainer = training.build_trainer(run, opened, resolve_device(device))
         assert isinstance(trainer, CountingTrainer)

@@ -26,7 +26,7 @@ from tests.forked import ending, fork
 from tests.models import count_parameters, named_on_meta, on_meta, small_model
 from tests.test_architecture import imports
 from tests.training import undrawn
-from vitascope import __version__
+from vitascope import __version__, runs
 from vitascope.__main__ import main as installed
 from vitascope.analysis.report import write
 from vitascope.cli import COMMANDS, main
@@ -35,7 +35,6 @@ from vitascope.cli.train import Train
 from vitascope.data.samples import PHOTOS
 from vitascope.models.sizes import NAMED_SIZES, list_models, named_config
 from vitascope.models.weights.loading import save_pretrained
-from vitascope.training import train
 from vitascope.training.options.recipes import RECIPES, TrainConfig
 
 ROOT = Path(vitascope.__file__).parent
@@ -233,8 +232,9 @@ assert not imported("torch", "numpy", "PIL")
 main(["predict", "cifar10", {str(PHOTOS["horse"])!r}])
 heavy = ["matplotlib", "sklearn", "pandas", "huggingface_hub.errors", "torch._dynamo", "sympy"]
 assert imported("torch") and not imported(*heavy, "scipy"), imported(*heavy, "scipy")
-from vitascope.training import train
-train._draw = lambda *_: ({{}}, Path("report.html"))  # imports matplotlib
+from vitascope import runs
+runs._Report.draw = lambda *_: {{}}  # imports matplotlib
+runs._Report.write = lambda *_: Path("report.html")
 main(["train", "--data", "digits", "--steps", "1", "--run", "run", *{SHAPE}])
 heavy += ["torch.distributed.fsdp", "torch.distributed.checkpoint"]
 assert not imported(*heavy), imported(*heavy)
@@ -695,7 +695,7 @@ def test_interrupts_have_their_own_exit_status(
         def stopped(*_: object, error: BaseException = error, **options: object) -> None:
             raise error
 
-        monkeypatch.setattr(train, "train", stopped)
+        monkeypatch.setattr(runs, "train", stopped)
         assert main(["train"]) == status
         err = capsys.readouterr().err
         assert err.count("\n") == 1

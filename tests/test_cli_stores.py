@@ -33,8 +33,8 @@ from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.models.weights.stored_model import _copied
 from vitascope.remote import cache
 from vitascope.remote.stores import StoreError, find_object, list_folder
+from vitascope.runs import resume, train
 from vitascope.training.loop import Trainer
-from vitascope.training.train import resume, train
 
 QUICK = ["--device", "cpu", "--workers", "2", "--precision", "fp32", "--batch-size", "4"]
 

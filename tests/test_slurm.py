@@ -8,9 +8,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope import runs
 from vitascope.cli.parsing import parse
 from vitascope.cli.train import Train
-from vitascope.training import train
 
 SCRIPT = Path(__file__).parent.parent / "docs" / "examples" / "train.slurm"
 STUBS = {
@@ -44,7 +44,7 @@ def test_torchrun_and_vitascope_take_the_options_of_the_script(tmp_path: Path, r
     data, run = write_folder(tmp_path / "greys"), tmp_path / "run"
     if requeued:
         with undrawn():
-            train.train(tiny_config(data, run=str(run), epochs=1))
+            runs.train(tiny_config(data, run=str(run), epochs=1))
     words = started(tmp_path, DATA=data, RUN=run)
     torchrun, own = words.index("torchrun"), words.index("--")
     options = get_args_parser().parse_args(words[torchrun + 1 :])

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from vitascope.models.weights.convert import convert
     from vitascope.models.weights.loading import from_pretrained, save_pretrained
     from vitascope.models.weights.transfer import create_model
+    from vitascope.runs import pretrain, resume, train
     from vitascope.training.evaluation.calibrate import calibrate
     from vitascope.training.options.recipes import TrainConfig
     from vitascope.training.run.run import Run
-    from vitascope.training.train import pretrain, resume, train
 
 _HOMES = {
     "Compute": "models.engines.compute",
@@ -72,14 +72,14 @@ _HOMES = {
     "from_pretrained": "models.weights.loading",
     "list_models": "models.sizes",
     "page": "deploy.page.page",
-    "pretrain": "training.train",
+    "pretrain": "runs",
     "probe": "analysis.probing.probe",
     "push_to_hub": "deploy.model_card",
     "quantize": "deploy.export.quantize",
-    "resume": "training.train",
+    "resume": "runs",
     "save_pretrained": "models.weights.loading",
     "similar": "analysis.similar",
-    "train": "training.train",
+    "train": "runs",
     "zero_shot": "models.text.zero_shot",
 }
 

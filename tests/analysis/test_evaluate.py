@@ -13,6 +13,7 @@ from sklearn.metrics import confusion_matrix
 from tests.data import read_tree, write_tree
 from tests.models import small_model
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope import runs
 from vitascope.analysis.evaluate import evaluate, splits_of_data, splits_of_run
 from vitascope.cli import main
 from vitascope.data.loading import Loader
@@ -22,7 +23,6 @@ from vitascope.layout import SPLIT
 from vitascope.models.engines.engine import TorchEngine
 from vitascope.models.weights.loading import save_pretrained
 from vitascope.models.weights.preprocess import default_preprocess
-from vitascope.training import train
 from vitascope.training.evaluation.measure import measure
 from vitascope.training.run.run import Run
 
@@ -140,7 +140,7 @@ def made(tmp_path_factory) -> Path:
     write_tree(project / "photos", {"cat": 30, "dog": 30}, size=(16, 16))
     with pytest.MonkeyPatch.context() as patch, undrawn():
         patch.chdir(project)
-        train.train(tiny_config(Path("photos"), run="runs/photos", epochs=1, keep="last"))
+        runs.train(tiny_config(Path("photos"), run="runs/photos", epochs=1, keep="last"))
     return project
 
 

@@ -15,18 +15,18 @@ import pytest
 import torch
 from PIL import Image
 
+from vitascope import runs
 from vitascope.analysis.report import figures, write
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import Interrupted
 from vitascope.models.sizes import ModelConfig
-from vitascope.training import loop, train
+from vitascope.training import finishing, loop, restoring, resume, train
+from vitascope.training.building import build_trainer, prepare
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
-from vitascope.training.tasks import masked
-from vitascope.training.train import build_trainer, prepare
 
 
 def write_folder(
@@ -73,8 +73,8 @@ def tiny_config(data: Path | str, **options: Any) -> TrainConfig:
 
 def planned(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ModelConfig]:
     """The options and the model of a plan."""
-    found = train.prepare(config, splits).plan
-    return found.options, found.model
+    found = prepare(config, splits).plan
+    return found.config, found.model
 
 
 def trainer_of(config: TrainConfig) -> Trainer:
@@ -94,10 +94,9 @@ def undrawn() -> Iterator[None]:
     importlib.import_module("vitascope.analysis.probing.probe")  # which would keep what is patched here
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "draw_figures", lambda *_: {})
-        patch.setattr(masked, "draw_masked", lambda *_: {})
-        patch.setattr(write, "redraw_figures", lambda *_: None)
+        patch.setattr(figures, "draw_masked_patches", lambda *_: {})
         patch.setattr(write, "write_report", lambda run, **_: run.report)
-        patch.setattr(train, "remove_checkpoints", lambda run, **_: None)
+        patch.setattr(finishing, "remove_checkpoints", lambda run, **_: None)
         yield
 
 
@@ -126,13 +125,13 @@ def interrupted(at: int) -> Iterator[None]:
 def clock(monkeypatch, tick: float = 0.02) -> None:
     """Every look at the clock finds a fiftieth of a second passed."""
     seconds = itertools.count(0, tick)
-    for module in (loop, train):
+    for module in (loop, train, restoring, resume):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
 
 def run_of(config: TrainConfig) -> Path:
     """Train or pre-train."""
-    return (train.pretrain if config.task == "masked" else train.train)(config).run
+    return (runs.pretrain if config.task == "masked" else runs.train)(config).run
 
 
 def records(run: Path) -> list[dict[str, Any]]:

@@ -21,10 +21,11 @@ from torch.distributed.tensor import distribute_tensor
 from tests.forked import in_group
 from tests.pretended_gpu import GPU, pretended_gpu
 from tests.training import assert_bitwise, records, run_of, tiny_config, trainer_of, undrawn, write_folder
+from vitascope import runs
 from vitascope.errors import UserError
 from vitascope.models.engines.transfer import Fetched
 from vitascope.models.weights.loading import from_pretrained
-from vitascope.training import background, loop, train
+from vitascope.training import background, loop
 from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
 from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
@@ -153,7 +154,7 @@ def test_a_run_keeps_its_best_weights_however_seldom_they_are_written(
 
     monkeypatch.setattr(Trainer, "_validate", watched)
     with undrawn():
-        run = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=4, keep="best")).run
+        run = runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=4, keep="best")).run
     assert Run(run).records("kept")[0]["epoch"] == 3
     assert_bitwise(dict(from_pretrained(run).state_dict()), kept)
     assert written == ([5, 10, 15] if seconds == 0 else [5, 20])
@@ -178,9 +179,9 @@ def test_weights_that_a_checkpoint_refers_to_are_written_before_it(
     monkeypatch.setattr(Trainer, "save", killed)
     config = tiny_config(data, run=str(whole), epochs=4, keep="best", checkpoint_seconds=0.0)
     with undrawn():
-        train.train(config)
+        runs.train(config)
         assert written == [5, 10]
-        train.resume(again)
+        runs.resume(again)
     assert_bitwise(*(dict(from_pretrained(run).state_dict()) for run in (whole, again)))
 
 
@@ -201,12 +202,12 @@ def test_best_weights_that_a_kill_left_incomplete_are_replaced_by_the_next_ones(
     monkeypatch.setattr(Trainer, "save", stop)
     config = tiny_config(data, run=str(run.path), epochs=4, keep="best", checkpoint_seconds=0.0)
     with undrawn(), pytest.raises(KeyboardInterrupt):
-        train.train(config)
+        runs.train(config)
     monkeypatch.setattr(Trainer, "save", save)
     if killed_writing:
         (run.best / "config.json").unlink()
     with undrawn():
-        train.resume(run.path)
+        runs.resume(run.path)
     assert run.records("kept")[0]["epoch"] == (3 if killed_writing else 2)
 
 
@@ -214,7 +215,7 @@ def test_a_run_that_diverges_leaves_its_best_weights(data, tmp_path, monkeypatch
     monkeypatch.setattr(background, "WRITE_SECONDS", 1e9)
     better_each_time(monkeypatch, {3: float("nan")})
     with undrawn(), pytest.raises(UserError, match="the validation loss is nan"):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), keep="best"))
+        runs.train(tiny_config(data, run=str(tmp_path / "run"), keep="best"))
     assert written == [5, 15]
 
 

@@ -17,9 +17,9 @@ from tests.pretended_gpu import GPU, PretendedGPU, WaitError, pretended_gpu
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassIndices
 from vitascope.models.engines.transfer import to_device
+from vitascope.training.building import build_trainer, prepare
 from vitascope.training.loop import Trainer
 from vitascope.training.run.run import Run
-from vitascope.training.train import build_trainer, prepare
 
 ROTARY = {"model_options": {"positions": "rotary"}, "pool": "mean", "clip_grad": 1.0}
 AUGMENTED = {"crop_scale": 0.5, "rotate": 10.0, "color_jitter": 0.3, "randaugment": 2, "erase": 0.5}

@@ -32,10 +32,11 @@ from tests.training import (
     write_uneven,
 )
 from tests.training.checkpoint import save_checkpoint
+from vitascope import runs
 from vitascope.cache import cache_folder
 from vitascope.errors import Interrupted, UserError
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
-from vitascope.training import distributed, loop, optimizers, train
+from vitascope.training import distributed, holding, loop, optimizers
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.distributed import Exchange, _own_part, gather, rank, sum_over_processes
 from vitascope.training.options.recipes import TrainConfig
@@ -89,10 +90,10 @@ def train_each(configs: dict[str, TrainConfig]) -> None:
     torch.set_num_threads(1)
     for name, config in configs.items():
         if name.startswith("resumed"):
-            train.resume(str(config.run))
+            runs.resume(str(config.run))
         elif name.startswith("stopped"):
             with signalled(5) if rank() == 1 else nullcontext(), pytest.raises(Interrupted, match="SIGTERM"):
-                train.train(config)
+                runs.train(config)
         else:
             run_of(config)
 
@@ -117,12 +118,12 @@ def place(tmp_path_factory) -> Path:
             for name in (f"stopped-{layout}", f"resumed-{layout}"):
                 configs[name] = config_of(root, name, "mixed", parallel=layout)
             with interrupted(5):
-                train.train(configs[f"resumed-{layout}"])
+                runs.train(configs[f"resumed-{layout}"])
         output = root / "output.txt"
         assert torchrun(4, output, train_each, configs) == 0, output.read_text()[-4000:]
         for layout in ("ddp", "fsdp"):
             assert len(checkpoints(root / "runs" / f"stopped-{layout}")) == 1
-            train.resume(root / "runs" / f"stopped-{layout}")
+            runs.resume(root / "runs" / f"stopped-{layout}")
     return root
 
 
@@ -203,7 +204,7 @@ def test_process_without_the_others_stops_with_the_reason_of_torch(monkeypatch) 
 def test_run_that_a_restart_finds_incomplete_is_removed_and_begins_anew(tmp_path) -> None:
     run = Run.create(TrainConfig(run=str(tmp_path / "run"), device="cpu").to_dict())
     launch: Any = SimpleNamespace(begun=str(run.path))
-    assert train._begun(launch) is None  # it has not recorded its split
+    assert holding.begun_run(launch) is None  # it has not recorded its split
     assert not run.path.exists()
 
 
@@ -213,7 +214,7 @@ def test_run_that_a_restart_finds_incomplete_is_removed_and_begins_anew(tmp_path
 def lose_the_second(run: Path) -> int:
     """What both processes do: they take a step together, then the second dies. Returns 3 for the error."""
     try:
-        with train._locked(Run(run)):
+        with holding.held(Run(run)):
             assert gather(dist.get_rank()) == [0, 1]
             if dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -250,7 +251,7 @@ def test_survivors_of_a_dead_process_explain_how_to_resume(tmp_path, capfd, monk
 
 
 def test_errors_other_than_the_connections_keep_their_traceback(tmp_path) -> None:
-    with pytest.raises(RuntimeError, match="a fault of ours"), train._locked(Run(tmp_path)):
+    with pytest.raises(RuntimeError, match="a fault of ours"), holding.held(Run(tmp_path)):
         raise RuntimeError("a fault of ours")
 
 
@@ -295,8 +296,8 @@ def train_two(
     """What each process does: train a run that loses a process, and an undisturbed one."""
     killing(victim, lose)
     with undrawn():
-        train.train(config)
-        train.train(config.replace(run=str(whole), checkpoint_seconds=300.0))
+        runs.train(config)
+        runs.train(config.replace(run=str(whole), checkpoint_seconds=300.0))
 
 
 def lose_the_machine(trainer: loop.Trainer) -> None:
@@ -340,13 +341,13 @@ def resume_chosen(chosen: Path) -> None:
     """Resume from a chosen checkpoint; the first attempt is killed later."""
     killing(victim=0)
     with undrawn():
-        train.resume(chosen)
+        runs.resume(chosen)
 
 
 def test_restart_continues_from_the_newest_checkpoint_not_from_the_one_first_chosen(data, tmp_path) -> None:
     run, output = tmp_path / "killed", tmp_path / "output.txt"
     with undrawn():
-        train.train(tiny_config(data, run=str(run), **OPTIONS | {"keep_checkpoints": 20}))
+        runs.train(tiny_config(data, run=str(run), **OPTIONS | {"keep_checkpoints": 20}))
     whole = final_state(run)
     (run / "model" / "config.json").unlink()  # the run is unfinished
     chosen = run / "checkpoints" / "step-00000004"

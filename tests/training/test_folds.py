@@ -22,8 +22,9 @@ from vitascope.errors import Interrupted, UserError
 from vitascope.models.engines.runtimes import open_engine
 from vitascope.models.ensemble import Ensemble
 from vitascope.models.weights.loading import from_pretrained
+from vitascope.runs import resume, train
+from vitascope.training.results import TrainResult
 from vitascope.training.run.run import Run
-from vitascope.training.train import TrainResult, resume, train
 
 
 def run(data: Path, folder: Path, **options: Any) -> TrainResult:

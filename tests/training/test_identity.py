@@ -13,10 +13,11 @@ from PIL import Image
 
 from tests.forked import in_group
 from tests.training import planned, tiny_config, undrawn, write_folder
+from vitascope import runs
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.storage import locked
-from vitascope.training import identity, train
+from vitascope.training import identity
 from vitascope.training.identity import check_identity, run_identity
 from vitascope.training.options.groups import ExecutionOptions
 from vitascope.training.options.recipes import TrainConfig
@@ -61,7 +62,7 @@ def test_other_data_or_options_in_one_process_stop_all_before_a_run_is_created(t
             data, own = (ours, {}) if dist.get_rank() == 0 else (folder, options)
             message = rf"^process 1 of 2 \(.*\) differs from process 0 .*{expected}"
             with pytest.raises(UserError, match=message) as it:
-                train.train(tiny_config(data, run=str(tmp_path / "run"), **own))
+                runs.train(tiny_config(data, run=str(tmp_path / "run"), **own))
             assert it.value.printed_elsewhere == (dist.get_rank() == 1)
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
@@ -71,7 +72,7 @@ def test_other_data_or_options_in_one_process_stop_all_before_a_run_is_created(t
 def test_other_data_in_one_process_stop_a_resumed_run_and_nothing_is_lost(tmp_path: Path) -> None:
     data = write_folder(tmp_path / "greys")
     with undrawn():
-        run = train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1)).run
+        run = runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1)).run
     (run / "model" / "config.json").unlink()  # the run is unfinished
     before = sorted(run.rglob("*"))
 
@@ -79,7 +80,7 @@ def test_other_data_in_one_process_stop_a_resumed_run_and_nothing_is_lost(tmp_pa
         if dist.get_rank() == 1:
             identity.images_facts = lambda images: {"train images": 1}
         with pytest.raises(UserError, match="train images: 1, not 20"):
-            train.resume(run)
+            runs.resume(run)
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
     assert sorted(run.rglob("*")) == before
@@ -90,7 +91,7 @@ def test_processes_of_another_version_are_rejected_in_all(tmp_path: Path) -> Non
         if dist.get_rank() == 1:
             identity.__version__ = "0.0.1"
         with pytest.raises(UserError, match=r"in version of vitascope: 0\.0\.1, not .*; install the same"):
-            train.train(tiny_config(tmp_path / "nowhere", run=str(tmp_path / "run")))
+            runs.train(tiny_config(tmp_path / "nowhere", run=str(tmp_path / "run")))
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
 

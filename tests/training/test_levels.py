@@ -15,11 +15,12 @@ from vitascope.data.datasets import open_data
 from vitascope.deploy.predict.predictor import Predictor
 from vitascope.models.weights.loading import save_pretrained
 from vitascope.models.weights.preprocess import default_preprocess
+from vitascope.runs import resume, train
 from vitascope.training import plan as planning
+from vitascope.training.building import prepare, start_model
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.plan import Plan
 from vitascope.training.run.run import Run
-from vitascope.training.train import prepare, resume, start_model, train
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def plan_of(data: Path, **options: Any) -> Plan:
 
 def test_the_greatest_value_of_the_training_images_is_the_upper_level_and_is_announced(scans: Path) -> None:
     plan = plan_of(scans)
-    assert plan.options.levels == (0, 4000)
+    assert plan.config.levels == (0, 4000)
     assert plan.chosen["levels"] == "levels 0 to 4,000"
     assert plan.explained() == ["levels 0 to 4,000: for 22 images of about 16x16 pixels"]
 
@@ -50,7 +51,7 @@ def test_the_greatest_value_of_the_training_images_is_the_upper_level_and_is_ann
 def test_named_levels_count_and_no_image_is_read_for_them(scans: Path, monkeypatch) -> None:
     monkeypatch.delattr(planning, "greatest_value")
     plan = plan_of(scans, levels=[10, 4095])
-    assert plan.options.levels == (10, 4095)
+    assert plan.config.levels == (10, 4095)
     assert "levels" not in plan.chosen
 
 
@@ -61,7 +62,7 @@ def test_weights_keep_their_levels_unless_others_are_named(scans: Path, tmp_path
     for named, levels in (({}, (0, 1023)), ({"levels": (0, 2047)}, (0, 2047))):
         config = TrainConfig.from_recipe("finetune", data=str(scans), weights=str(weights), **named)
         opened = prepare(config, open_data(str(scans)))
-        assert opened.plan.options.levels == start_model(opened).preprocess.levels == levels
+        assert opened.plan.config.levels == start_model(opened).preprocess.levels == levels
 
 
 def test_a_run_records_its_levels_resumes_and_repeats_with_them(scans: Path, tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ from tests.training import (
     undrawn,
     write_uneven,
 )
+from vitascope import runs
 from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Batch
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
-from vitascope.training import loop, train
+from vitascope.training import loop, results
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.loop import Trainer
 from vitascope.training.optimizers import layer_of
@@ -204,7 +205,7 @@ def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 2, "depth": 1, "ema": ema}
     config = tiny_config(data, run=str(tmp_path / "run"), compile="on", **options)
     with undrawn():
-        train.train(config)
+        runs.train(config)
     assert len(graphs) == 2
     assert {shape[0] for shape in graphs} == {6}
     assert len({shape[2:] for shape in graphs}) == 2
@@ -216,13 +217,13 @@ def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
 def test_fp16_resumes_bitwise_with_its_scaler_state(data, tmp_path) -> None:
     options = {"precision": "fp16", "checkpoint_seconds": 0.0, "keep_checkpoints": 100, "ema": 0.5}
     whole, again = tmp_path / "whole", tmp_path / "again"
-    train.train(tiny_config(data, run=str(whole), epochs=2, **options))
+    runs.train(tiny_config(data, run=str(whole), epochs=2, **options))
     at_seven = whole / "checkpoints" / "step-00000007"
     again.mkdir()
     for name in ("config.yaml", "plan.json", "split.jsonl.gz"):
         shutil.copy(whole / name, again)
     shutil.copytree(at_seven, again / "checkpoints" / at_seven.name)
-    train.resume(again)
+    runs.resume(again)
     assert_bitwise(last_state(again), last_state(whole))
 
 
@@ -246,8 +247,8 @@ def test_fp16_overflow_skips_one_step_only(data, optimizer: str) -> None:
 def test_run_resumes_in_another_precision(data, tmp_path, begun: str, resumed: str) -> None:
     run = tmp_path / "run"
     with interrupted(7):
-        train.train(tiny_config(data, run=str(run), precision=begun))
-    train.resume(run, precision=resumed)
+        runs.train(tiny_config(data, run=str(run), precision=begun))
+    runs.resume(run, precision=resumed)
     assert Run(run).metrics[-1]["kind"] == "test"
 
 
@@ -282,7 +283,7 @@ def test_the_estimate_of_the_time_left_follows_the_schedule(data, tmp_path, monk
     monkeypatch.setattr(Progress, "plan", planned)
     config = tiny_config(data, run=str(tmp_path / "run"), progressive=0.5, image_size=32)
     schedule = trainer_of(config).schedule
-    train.train(config)
+    runs.train(config)
     assert slowdowns == [schedule.slowdown(step) for step in (0, 5, 10)]
 
 
@@ -306,7 +307,7 @@ def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
 ) -> None:
     validated(monkeypatch, [3.0, 2.0, 2.5, 1.5, 1.5, 1.6])
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=9, patience=2, keep=keep, ema=0.0)
-    run = Run(train.train(config).run)
+    run = Run(runs.train(config).run)
     out = capsys.readouterr().out
     assert out.count("stopped after epoch 6: the lowest validation loss, 1.500, was that of epoch 4") == 1
     assert f"the weights of epoch {4 if keep == 'best' else 6} are kept: " in out
@@ -328,7 +329,7 @@ def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_he
     validated(monkeypatch, [3.0] * (lowest - 1) + [1.0] + [2.0] * 10)
     budget = {"lengths": ((0, 50),), "validations": 10, "minutes": 1.0}  # recorded: no speed is measured
     config = tiny_config(data, run=str(tmp_path / "run"), weights=str(body) if trained else None, **budget)
-    result = train.train(config.replace(epochs=None))
+    result = runs.train(config.replace(epochs=None))
     assert len(Run(result.run).records("epoch")) == epochs
 
 
@@ -348,7 +349,7 @@ STEADY: dict[str, Any] = {"ema": 0.5, "checkpoint_seconds": 0.0}
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory) -> Path:
     with undrawn():
-        return train.train(tiny_config(data, run=str(tmp_path_factory.mktemp("whole") / "run"), **STEADY)).run
+        return runs.train(tiny_config(data, run=str(tmp_path_factory.mktemp("whole") / "run"), **STEADY)).run
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -368,7 +369,7 @@ def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
         assert part in message
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000005"]
     assert all_numbers(run)
-    train.resume(run)
+    runs.resume(run)
     assert_bitwise(last_state(run), last_state(whole))
 
 
@@ -385,7 +386,7 @@ def test_nan_weights_are_never_written_even_before_the_loss_is_checked(data, tmp
 
     monkeypatch.setattr(Trainer, "_training_step", spoiling)
     with pytest.raises(UserError, match=r"a weight is nan at step 3,.*it has no checkpoint yet"):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), ema=0.9))
+        runs.train(tiny_config(data, run=str(tmp_path / "run"), ema=0.9))
     assert not checkpoints(tmp_path / "run")
 
 
@@ -393,7 +394,7 @@ def test_recorded_metrics_have_the_documented_names_and_means_of_their_epoch(
     data, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(loop, "RECORD_EVERY", 1)
-    run = train.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
+    run = runs.train(tiny_config(data, run=str(tmp_path / "run"), mixup=0.8)).run
     names = {record["kind"]: list(record)[2:] for record in Run(run).metrics}
     means = ["train_loss", "train_accuracy", "val_loss", "val_accuracy"]
     means += ["val_balanced_accuracy", "val_majority"]
@@ -416,9 +417,9 @@ def test_run_killed_after_the_last_step_only_finishes(data, tmp_path, monkeypatc
     """Killed after the last step: no step is repeated."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_finish", lambda trainer: None)
-        train.train(tiny_config(data, run=str(run)))
+        patch.setattr("vitascope.training.train.finish", lambda *_: None)
+        runs.train(tiny_config(data, run=str(run)))
     monkeypatch.setattr(Trainer, "_training_step", lambda *_: pytest.fail("a step"))
-    result = train.resume(run)
+    result = runs.resume(run)
     assert (run / "model" / "config.json").is_file()
-    assert isinstance(result, train.TrainResult)
+    assert isinstance(result, results.TrainResult)

@@ -12,15 +12,14 @@ from vitascope.analysis.report import figures, write
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained
-from vitascope.training import more_epochs
-from vitascope.training import train as train_module
+from vitascope.runs import resume, train
+from vitascope.training import finishing, more_epochs, restoring
 from vitascope.training.background import BestWeights
 from vitascope.training.loop import Trainer
 from vitascope.training.options.groups import Optimization
 from vitascope.training.run.run import Run
 from vitascope.training.schedule import Schedule
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.train import resume, train
 
 SMALL = {"recipe": "base", "embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu", "batch_size": 8}
 CONSTANT = {**SMALL, "schedule": "constant", "warmup_steps": 2, "ema": 0.9, "keep": "last"}
@@ -142,8 +141,8 @@ PLACES = (
     (Run, "record_options"),
     (Trainer, "fit"),
     (BestWeights, "_write"),
-    (train_module, "save_pretrained"),
-    (train_module, "remove_checkpoints"),
+    (finishing, "save_pretrained"),
+    (finishing, "remove_checkpoints"),
 )
 
 
@@ -190,7 +189,7 @@ def test_a_continuation_that_fails_leaves_the_run_as_it_was(
         resume(run, epochs=4, checkpoint_seconds=0.0)
     assert files_of(run) == before
     assert Run(run).finished
-    monkeypatch.setattr(train_module, "announce_run", failing)
+    monkeypatch.setattr(restoring, "announce_run", failing)
     with pytest.raises(UserError, match="no such device"):
         resume(run, epochs=4)
     assert files_of(run) == before

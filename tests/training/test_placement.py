@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.forked import in_group
 from tests.models import small_model
 from tests.training import planned, tiny_config, trainer_of, undrawn
+from vitascope import runs
 from vitascope.data.datasets import open_data
 from vitascope.models.resnet import ResNet
 from vitascope.models.resnet_config import ResNetConfig
-from vitascope.training import announcement, distributed, placement, train
+from vitascope.training import announcement, distributed, placement
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.placement import bytes_per_image, parts_of_batch
 from vitascope.training.run.run import Run
@@ -90,7 +91,7 @@ def test_named_parts_a_frozen_body_and_unknown_memory_are_not_measured(data, mon
 def test_a_run_in_parts_says_so_and_records_them(data, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(placement, "memory_of", lambda device: 20_000)
     with undrawn():
-        run = Run(train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1, precision="fp32")).run)
+        run = Run(runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1, precision="fp32")).run)
     parts = run.config["accumulate"]
     assert parts > 1
     assert f"each batch of 4 images in {parts} parts" in capsys.readouterr().out

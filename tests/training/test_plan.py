@@ -21,15 +21,16 @@ from vitascope.errors import UserError
 from vitascope.models.lora import add_adapters
 from vitascope.models.weights.loading import save_pretrained
 from vitascope.models.weights.preprocess import preprocess_of
+from vitascope.runs import pretrain, train
+from vitascope.training.building import prepare
 from vitascope.training.loop import augmentation_of
 from vitascope.training.optimizers import freeze_body, optimizer_of, train_mode
 from vitascope.training.options.groups import Balance, Optimization
-from vitascope.training.options.recipes import RECIPES, TrainConfig, check_named, configuration
-from vitascope.training.plan import Facts, Plan, default_batch_size, inspect, resolve
+from vitascope.training.options.recipes import RECIPES, TrainConfig
+from vitascope.training.plan import Facts, Plan, Request, default_batch_size, inspect, resolve
 from vitascope.training.run.run import Run
 from vitascope.training.schedule import Schedule
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.train import prepare, pretrain, train
 
 FROM_WEIGHTS = ("finetune", "lora", "paper-finetune")
 
@@ -49,7 +50,7 @@ def needed(recipe: str, weights: Path) -> dict[str, Any]:
 def test_small_images_keep_their_size_and_photographs_get_that_of_the_paper(data, photos) -> None:
     for folder, expected in ((data, (16, 2, (8, 8))), (photos, (224, 16, (14, 14)))):
         plan = plan_of(folder)
-        sizes = plan.options.architecture
+        sizes = plan.config.architecture
         assert (sizes.image_size, sizes.patch_size, plan.model.grid) == expected
         assert sizes.model == "vit_ti16"
 
@@ -80,7 +81,7 @@ def test_named_options_are_kept(data) -> None:
     named = {"image_size": 96, "patch_size": 32, "batch_size": 3, "model": "vit_s32", "pool": "mean"}
     named |= {"crop_scale": 0.9, "shift": 0.1, "randaugment": 1, "erase": 0.5, "ema": 0.5}
     plan = plan_of(data, **named)
-    assert {name: plan.options.option(name) for name in named} == named
+    assert {name: plan.config.option(name) for name in named} == named
     assert (plan.model.embed_dim, plan.model.patch_hw, plan.model.readout.pool) == (384, (32, 32), "mean")
     assert plan.model.class_names == ("dark", "light")
 
@@ -98,7 +99,7 @@ def test_streams_that_the_shards_do_not_allow_are_rejected(
 ) -> None:
     facts = dataclasses.replace(inspect(open_data(str(data))), images=1000, shards=shards)
     with pytest.raises(UserError, match=rf"^streams={options['streams']} .*{message}"):
-        resolve(TrainConfig(**options), facts)
+        resolve(Request.of(None, "base", options), facts)
 
 
 @pytest.mark.parametrize("images", [1, 20, 71, 511, 512, 50_000])
@@ -111,11 +112,11 @@ def test_batch_size_leaves_four_steps_per_epoch_down_to_a_minimum(images: int) -
 
 def test_batch_size_above_the_number_of_images_becomes_the_default_and_is_explained(data) -> None:
     plan = plan_of(data, batch_size=4096)
-    assert plan.options.option("batch_size") == default_batch_size(20) == 8
+    assert plan.config.option("batch_size") == default_batch_size(20) == 8
     assert "batches of 8 instead of 4,096, which is more than the training images" in plan.explained()[0]
-    assert plan_of(data, batch_size=20).options.option("batch_size") == 20
+    assert plan_of(data, batch_size=20).config.option("batch_size") == 20
     three = dataclasses.replace(inspect(open_data(str(data))), images=3)  # fewer than in the default batch
-    assert resolve(TrainConfig(batch_size=6), three).options.option("batch_size") == 6
+    assert resolve(Request.of(None, "base", {"batch_size": 6}), three).config.option("batch_size") == 6
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_the_images_choose_the_augmentation_of_small_data(
 ) -> None:
     monkeypatch.setattr("vitascope.training.plan.FEW_IMAGES", 1000 if few else 3)
     plan = plan_of(photos if photographs else data, "small-data")
-    assert {name: plan.options.option(name) for name in expected} == expected
+    assert {name: plan.config.option(name) for name in expected} == expected
     words = plan.explained()[0]
     assert ("RandAugment of 2, erasing 25%" in words) == few
     assert ("crops of 35% or more" in words) == photographs != ("shifts of 12.5%" in words)
@@ -163,9 +164,9 @@ def test_patches_of_digits_and_the_hidden_share_suit_the_target(
     options: dict[str, Any], patch_size: int, share: float
 ) -> None:
     plan = plan_of("digits", None, task="masked", **options)
-    assert plan.options.architecture.patch_size == patch_size
+    assert plan.config.architecture.patch_size == patch_size
     assert plan.model.patch_hw == (patch_size, patch_size)
-    assert plan.options.masking.corrupt == share
+    assert plan.config.masking.corrupt == share
 
 
 @pytest.mark.parametrize(
@@ -205,15 +206,15 @@ def test_a_tokenizer_makes_a_grid_of_eight_patches_a_side_as_far_as_its_layers_r
         data, model_options={"stem": "tokenizer", "tokenizer_widths": [4] * widths}, image_size=side
     )
     assert (plan.model.image_hw, plan.model.patch_hw) == ((side, side), (patch, patch))
-    assert plan.options.architecture.patch_size == patch
+    assert plan.config.architecture.patch_size == patch
 
 
 def test_rate_belongs_to_a_width_and_is_recorded_for_that_of_the_model(data) -> None:
     options: dict[str, Any] = {"lr": 1e-3, "embed_dim": 32, "num_heads": 2}
     for width, rate in ((16, 5e-4), (32, 1e-3), (64, 1e-3)):
         plan = plan_of(data, **options, lr_width=width)
-        assert (plan.options.optimization.lr, plan.options.optimization.lr_width) == (rate, None)
-        assert prepare(plan.options, open_data(str(data))).plan.options.optimization.lr == rate
+        assert (plan.config.optimization.lr, plan.config.optimization.lr_width) == (rate, None)
+        assert prepare(plan.config, open_data(str(data))).plan.config.optimization.lr == rate
     assert TrainConfig.from_recipe("lora", lr=1e-3).optimization.lr_width is None  # a named rate is of any
 
 
@@ -225,7 +226,7 @@ def test_rate_belongs_to_a_width_and_is_recorded_for_that_of_the_model(data) -> 
 def test_every_recipe_has_a_plan(data, photos, weights, recipe: str, side: int) -> None:
     folder = data if side == 16 else photos
     plan = plan_of(folder, recipe, **needed(recipe, weights))
-    config, model = plan.options, plan.model
+    config, model = plan.config, plan.model
     augmentation_of(config)
     assert model.image_hw == (config.option("image_size"),) * 2
     assert model.num_classes == 2 or config.task == "masked"
@@ -261,10 +262,10 @@ def test_a_plan_is_read_as_it_was_written(data, tmp_path, recipe: str, length: d
     oblong = save_pretrained(small_model(image_size=(16, 32), patch_size=(4, 8)), tmp_path / "oblong")
     plan = plan_of(data, recipe, **needed(recipe, oblong), **length)
     if recipe == "finetune":
-        assert plan.options.architecture.image_size == plan.model.image_hw == (16, 32)
-    config = plan.options.replace(run=str(tmp_path / "run")).to_dict()
+        assert plan.config.architecture.image_size == plan.model.image_hw == (16, 32)
+    config = plan.config.replace(run=str(tmp_path / "run")).to_dict()
     run = Run.open(Run.create(config, {"asked": {}, **plan.to_dict()}).path)
-    assert Plan.of_run(run, TrainConfig.from_dict({**run.config, "run": plan.options.run})) == plan
+    assert Plan.of_run(run, TrainConfig.from_dict({**run.config, "run": plan.config.run})) == plan
 
 
 def test_a_length_on_the_command_line_replaces_that_of_the_configuration(data, tmp_path, monkeypatch) -> None:
@@ -325,16 +326,14 @@ PASSED_ON = ("clip_grad", "keep", "patience", "repeats", "sampling", "class_weig
 def planned(**options: Any) -> TrainConfig:
     """The options of a run on eight small images, from weights; UserError if it is rejected."""
     length = {} if {"epochs", "steps", "minutes"} & options.keys() else {"epochs": 12}
-    asked = {"recipe": "base", "weights": "body", **length, **options}
-    config = configuration(asked)
-    check_named(config, options)
+    request = Request.of(None, "base", {"weights": "body", **length, **options})
     facts = Facts(
         **{"images": 80, "height": 32, "width": 32, "one_size": True, "sides": (32, 32)},
         **{"channels": 3, "greatest": None},
         class_names=("a", "b", "c", "d", "e"),
         weights=small_config(class_names=("a", "b", "c", "d", "e")),
     )
-    return resolve(config, facts).options
+    return resolve(request, facts).config
 
 
 @functools.cache

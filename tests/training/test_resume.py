@@ -24,12 +24,13 @@ from tests.training import (
     write_folder,
     write_uneven,
 )
+from vitascope import runs
 from vitascope.cli import main
 from vitascope.data.loading import Loader
 from vitascope.data.split_record import SplitRecord
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained
-from vitascope.training import loop, train
+from vitascope.training import loop
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
@@ -112,7 +113,7 @@ def whole(request, data, teacher, tmp_path_factory) -> TrainConfig:
 def test_killed_run_resumes_bitwise(whole: TrainConfig, tmp_path, workers: int) -> None:
     with streaming():
         run = killed(whole.replace(run=str(tmp_path / "killed"), workers=workers))
-        train.resume(run)
+        runs.resume(run)
     assert_bitwise(last_state(run, *TRAINED), last_state(Path(whole.run or ""), *TRAINED))
     assert records(run) == records(Path(whole.run or ""))
 
@@ -124,7 +125,7 @@ def test_run_resumes_bitwise_with_other_engine_options(data, tmp_path) -> None:
     with streaming():
         run_of(steady)
         run = killed(steady.replace(run=str(tmp_path / "killed")))
-        train.resume(run, workers=0, gradient_checkpointing=True)
+        runs.resume(run, workers=0, gradient_checkpointing=True)
     assert_bitwise(last_state(run, *TRAINED), last_state(tmp_path / "steady", *TRAINED))
 
 
@@ -133,7 +134,7 @@ def test_frozen_run_resumes_bitwise_and_keeps_its_body_unchanged(data, teacher, 
     config = tiny_config(data, run=str(tmp_path / "whole"), **options)
     run_of(config)
     run = killed(config.replace(run=str(tmp_path / "killed")))
-    train.resume(run)
+    runs.resume(run)
     state, before = last_state(run, *TRAINED), from_pretrained(teacher).state_dict()
     assert_bitwise(state, last_state(tmp_path / "whole", *TRAINED))
     changed = {name for name in before if not torch.equal(before[name], state["model"][name])}
@@ -148,9 +149,9 @@ def test_lora_run_resumes_bitwise_and_trains_adapters_and_the_head_only(
 ) -> None:
     options = COMMON | {"lora": 2, "weights": str(teacher), "lr": 0.01, "keep": "last", **options}
     config = tiny_config(data, run=str(tmp_path / "whole"), **options)
-    whole = train.train(config)
+    whole = runs.train(config)
     run = killed(config.replace(run=str(tmp_path / "killed")))
-    resumed = train.resume(run)
+    resumed = runs.resume(run)
     state = last_state(run, *TRAINED)
     assert_bitwise(state, last_state(tmp_path / "whole", *TRAINED))
     assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
@@ -177,10 +178,10 @@ def test_patience_counts_the_epochs_before_a_kill(data, tmp_path) -> None:
     run_of(config)
     assert [record["epoch"] for record in Run(tmp_path / "whole").records("stop")] == [3]
     run = killed(config.replace(run=str(tmp_path / "killed")))
-    train.resume(run)
+    runs.resume(run)
     assert records(run) == records(tmp_path / "whole")
     shutil.rmtree(run / "model")  # as if the run had been killed after its last checkpoint
-    train.resume(run)
+    runs.resume(run)
     assert records(run) == records(tmp_path / "whole")
     again = TrainConfig.from_yaml(run / "config.yaml").replace(run=str(tmp_path / "again"))
     assert records(run_of(again)) == records(run)
@@ -196,7 +197,7 @@ def test_fine_tuning_resumes_bitwise_without_the_initial_weights(data, teacher, 
     assert not checkpoints(begun)
     shutil.rmtree(weights)
     for stopped in (run, begun):
-        train.resume(stopped)
+        runs.resume(stopped)
         assert_bitwise(last_state(stopped, *TRAINED), last_state(whole, *TRAINED))
 
 
@@ -210,7 +211,7 @@ def test_resuming_from_an_older_checkpoint_discards_newer_ones(data, tmp_path, m
         return step(self, *arguments)
 
     monkeypatch.setattr(loop.Trainer, "_training_step", watched)
-    train.resume(older, checkpoint_seconds=300.0)
+    runs.resume(older, checkpoint_seconds=300.0)
     assert before[0] == [older]
     assert [path.name for path in checkpoints(run)] == [older.name, "step-00000015"]
     assert not [path for path in (run / "checkpoints").iterdir() if newest.name in path.name]
@@ -243,13 +244,13 @@ def test_run_with_edited_options_is_rejected_with_the_difference(broken_off, lin
     kept = [text for text in file.read_text().splitlines() if not text.startswith(f"{name}:")]
     file.write_text("\n".join([*kept, line]))
     with pytest.raises(UserError) as rejected:
-        train.resume(broken_off)
+        runs.resume(broken_off)
     assert difference in str(rejected.value)
 
 
 def test_only_engine_options_may_change_on_resume(broken_off) -> None:
     with pytest.raises(UserError, match="epochs cannot change when a run is resumed: it is 3, not 9"):
-        train.resume(broken_off, epochs=9)
+        runs.resume(broken_off, epochs=9)
 
 
 def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_path, caplog) -> None:
@@ -260,21 +261,21 @@ def test_new_images_are_ignored_and_changed_or_missing_ones_are_rejected(tmp_pat
     stopped = shutil.copytree(run, tmp_path / "stopped")
     for number in range(20):
         shutil.copy(folder / "dark" / "000.png", folder / "dark" / f"new{number}.png")
-    train.resume(run)
+    runs.resume(run)
     assert "20 new" in caplog.text
     assert_bitwise(last_state(run, *TRAINED), last_state(whole, *TRAINED))
     image = (folder / "light" / "003.png").read_bytes()
     (folder / "light" / "003.png").write_bytes((folder / "dark" / "003.png").read_bytes())
     with pytest.raises(UserError, match=r"cannot be resumed: .* 1 changed \(.*\), 20 new: light/003\.png"):
-        train.resume(stopped)
+        runs.resume(stopped)
     (folder / "light" / "003.png").write_bytes(image)
     (folder / "light" / "004.png").unlink()
     with pytest.raises(UserError, match=r"cannot be resumed: .* 1 missing \(.*\), 20 new: light/004\.png"):
-        train.resume(stopped)
+        runs.resume(stopped)
     shutil.rmtree(folder / "dark")
     shutil.copytree(folder / "light", folder / "dim")
     with pytest.raises(UserError, match="classes gone: dark, classes new: dim"):
-        train.resume(stopped)
+        runs.resume(stopped)
 
 
 def test_run_without_some_images_is_resumed_on_request_and_from_then_on_bitwise(tmp_path) -> None:
@@ -286,11 +287,11 @@ def test_run_without_some_images_is_resumed_on_request_and_from_then_on_bitwise(
         for name in record.parts[split].names[:count]:
             (folder / name).unlink()
     with pytest.raises(UserError, match=r"7 missing .*--missing skip`, or take its best .*checkpoints/best"):
-        train.resume(run)
+        runs.resume(run)
     again = Path(shutil.copytree(run, tmp_path / "again"))
-    whole = train.resume(run, missing="skip")
-    killed(config.replace(run=str(again)), 13, partial(train.resume, again, missing="skip"))
-    resumed = train.resume(again)  # the images that it skips are recorded
+    whole = runs.resume(run, missing="skip")
+    killed(config.replace(run=str(again)), 13, partial(runs.resume, again, missing="skip"))
+    resumed = runs.resume(again)  # the images that it skips are recorded
     assert len(whole.evaluation.labels) == len(record.parts["test"].names) - 1
     states = [load_checkpoint_at(checkpoints(path)[-1]) for path in (run, again)]
     assert [step for step, _ in states] == [20, 20]  # as planned: 4 epochs of 5 steps
@@ -321,7 +322,7 @@ def test_part_without_any_image_left_is_not_skipped(tmp_path) -> None:
     for name in SplitRecord.read(run / "split.jsonl.gz").parts["val"].names:
         (folder / name).unlink()
     with pytest.raises(UserError, match="none of the 2 val images is left: 2 missing"):
-        train.resume(run, missing="skip")
+        runs.resume(run, missing="skip")
     assert not SplitRecord.read(run / "split.jsonl.gz").skipped
 
 
@@ -337,8 +338,8 @@ def test_run_locked_by_another_process_is_not_resumed(broken_off) -> None:
     os.read(ready, 1)
     try:
         with pytest.raises(UserError, match=str(child)):
-            train.resume(broken_off)
+            runs.resume(broken_off)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert train.resume(broken_off).run == broken_off
+    assert runs.resume(broken_off).run == broken_off

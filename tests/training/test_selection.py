@@ -8,10 +8,10 @@ import torch
 from sklearn.metrics import log_loss
 
 from tests.training import tiny_config, write_folder, write_uneven
+from vitascope import runs
 from vitascope.analysis.report.charts import kept_place
 from vitascope.analysis.report.overview import training
 from vitascope.data.targets import ClassIndices, ClassSets
-from vitascope.training import train
 from vitascope.training.loop import Trainer
 from vitascope.training.run.predictions import Predictions
 from vitascope.training.run.run import Run
@@ -91,7 +91,7 @@ def test_a_training_that_balances_classes_is_selected_and_stopped_by_the_balance
 
     monkeypatch.setattr(Classify, "validate", scripted)
     config = tiny_config(write_uneven(tmp_path / "data"), run=str(tmp_path / "run"), epochs=9, patience=2)
-    run = Run(train.train(config.replace(**options)).run)
+    run = Run(runs.train(config.replace(**options)).run)
     (kept,) = run.records("kept")
     assert kept["epoch"] == 2
     assert kept["reason"] == "they have the lowest weighted validation loss, 0.400"
@@ -123,7 +123,7 @@ def run_of(data: Path, folder: Path, monkeypatch, *, diverges: bool, **options: 
     monkeypatch.setattr(Trainer, "_update", update)
     options = {"epochs": 10, "lr": 0.01, "warmup_epochs": 0.0, "keep": "auto", **options}
     config = tiny_config(data, run=str(folder), **options)
-    return Run(train.train(config).run)
+    return Run(runs.train(config).run)
 
 
 def test_weights_that_diverged_are_replaced_by_the_best_and_both_places_say_so(

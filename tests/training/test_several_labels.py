@@ -14,8 +14,9 @@ from tests.training import tiny_config, undrawn
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import save_pretrained
+from vitascope.runs import train
+from vitascope.training.results import TrainResult
 from vitascope.training.run.run import Run
-from vitascope.training.train import TrainResult, train
 
 CLASSES = ("left", "right", "top")
 

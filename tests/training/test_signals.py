@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from tests.training import records, signalled, tiny_config
+from vitascope import runs
 from vitascope.errors import Interrupted
 from vitascope.models.vit import VisionTransformer
-from vitascope.training import train
 from vitascope.training.checkpoint.folders import checkpoints
 from vitascope.training.run.run import Run
 from vitascope.training.signals import stop_signals
@@ -70,7 +70,7 @@ def test_no_handler_is_installed_in_another_thread() -> None:
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_signal_during_a_step_stops_after_it(data, tmp_path, signum: int) -> None:
     with signalled(6, signum), pytest.raises(Interrupted) as stopped:
-        train.train(tiny_config(data, run=str(tmp_path / "run")))
+        runs.train(tiny_config(data, run=str(tmp_path / "run")))
     assert (stopped.value.signum, stopped.value.run) == (signum, str(tmp_path / "run"))
     assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-00000007"]
 
@@ -82,7 +82,7 @@ def test_signal_during_validation_stops_within_a_batch_and_loses_nothing(
     """The resumed run begins with that validation, also with the last one."""
     forward, validate = VisionTransformer.forward, Classify.validate
     whole, run = tmp_path / "whole", tmp_path / "run"
-    train.train(tiny_config(data, run=str(whole), keep="last"))
+    runs.train(tiny_config(data, run=str(whole), keep="last"))
     validations, passes = [], []
 
     def counted(self: Classify, *arguments):
@@ -98,11 +98,11 @@ def test_signal_during_validation_stops_within_a_batch_and_loses_nothing(
     monkeypatch.setattr(Classify, "validate", counted)
     monkeypatch.setattr(VisionTransformer, "forward", and_stop)
     with pytest.raises(Interrupted):
-        train.train(tiny_config(data, run=str(run), keep="last"))
+        runs.train(tiny_config(data, run=str(run), keep="last"))
     assert len(passes) == 1
     assert [folder.name for folder in checkpoints(run)] == [f"step-{5 * epoch:08d}"]
     monkeypatch.setattr(VisionTransformer, "forward", forward)
-    train.resume(run)
+    runs.resume(run)
     assert len(validations) == 4
     assert records(whole) == records(run)
     assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3]

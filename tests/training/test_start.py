@@ -17,6 +17,7 @@ from tests.local_hub import local_hub
 from tests.models import small_config, small_model
 from tests.training import interrupted, write_folder
 from tests.training.test_several_labels import write_table
+from vitascope import runs
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.label_measures import LabelScore
@@ -26,11 +27,11 @@ from vitascope.errors import UserError
 from vitascope.models.ensemble import Ensemble
 from vitascope.models.sizes import named_config
 from vitascope.models.weights.loading import save_pretrained
-from vitascope.training import start, train
-from vitascope.training.options.recipes import TrainConfig, configuration
-from vitascope.training.plan import Plan
+from vitascope.training import building, start
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.plan import Plan, Request, Start
 from vitascope.training.run.run import Run
-from vitascope.training.start import BodyScore, Start, best_start, decide
+from vitascope.training.start import BodyScore, best_start, decide
 
 
 @pytest.fixture(autouse=True)
@@ -132,9 +133,9 @@ def test_from_the_command_to_an_onnx_file(tmp_path, capsys, monkeypatch) -> None
 def test_fitted_head_is_logistic_regression_on_frozen_features(data, tmp_path) -> None:
     """No step changes it; few validation images set no temperature. It gets no more epochs."""
     options = {"data": str(data), "weights": "cifar10", "freeze": True, "steps": 0, "device": "cpu"}
-    result = train.train(run=str(tmp_path / "run"), workers=0, **options)
+    result = runs.train(run=str(tmp_path / "run"), workers=0, **options)
     config, splits = TrainConfig.from_recipe(**options), open_data(str(data))
-    body = train.start_model(train.prepare(config, splits))
+    body = building.start_model(building.prepare(config, splits))
     weight, bias = start.fitted_head(body, splits.train, config)
     head = result.model.state_dict()
     np.testing.assert_allclose(head["head.weight"].numpy(), weight, atol=1e-4)
@@ -143,18 +144,18 @@ def test_fitted_head_is_logistic_regression_on_frozen_features(data, tmp_path) -
     assert all(torch.equal(head[name], value) for name, value in others.items())
     assert Run(result.run).planned_epochs == 0
     with pytest.raises(UserError, match="its head is fitted, without epochs"):
-        train.resume(result.run, epochs=2)
+        runs.resume(result.run, epochs=2)
 
 
 @pytest.mark.usefixtures("without_figures")
 def test_named_way_to_train_is_kept_and_a_resumed_run_compares_nothing(data, tmp_path, capsys) -> None:
     run = tmp_path / "run"
     with interrupted(2):
-        train.train(data=str(data), weights="auto", lora=2, epochs=1, run=str(run), workers=0)
+        runs.train(data=str(data), weights="auto", lora=2, epochs=1, run=str(run), workers=0)
     assert (Run(run).config["lora"], Run(run).config["weights"]) == (2, "cifar10")
     (reason,) = Run(run).plan["start"]
     assert "body   cifar10: " in capsys.readouterr().out
-    train.resume(run)
+    runs.resume(run)
     out = capsys.readouterr().out
     assert reason in out
     assert "body   cifar10: " not in out
@@ -167,7 +168,7 @@ def test_class_weights_are_not_lost_in_a_fitted_head(data, tmp_path) -> None:
     assert found.recipe == "finetune"
     assert "counts all images alike" in found.reasons[-2]
     with pytest.raises(UserError, match="steps=0 fits a head that counts all images alike"):
-        train.train(data=str(data), weights="cifar10", freeze=True, steps=0, class_weights=["dark=2"])
+        runs.train(data=str(data), weights="cifar10", freeze=True, steps=0, class_weights=["dark=2"])
 
 
 def test_best_body_is_taken_by_cross_validation_and_one_line_says_how_each_did(
@@ -223,14 +224,14 @@ def test_public_bodies_are_fetched_where_there_is_a_network_and_cached_ones_with
 
 
 def test_time_is_shared_and_without_any_the_start_is_the_usual_one(data, monkeypatch, caplog) -> None:
-    usual = configuration({"recipe": None, "data": str(data)}, 20)
+    named = Request.of(None, None, {"data": str(data)})
+    usual = TrainConfig(**Start.usual(named, 20, 3).over(named))
     for options, reason in (
         ({"minutes": 1e-9}, "left out: 25% of the minutes are over"),
         ({"minutes": 1.0}, "the features of 20 images take 0:03:20, too long"),
     ):
-        asked = {"data": str(data), "weights": "auto", "recipe": None, **options}
-        found = configuration(started(data, **options).of(asked), 20)
-        assert found == usual.replace(**options)
+        request = Request.of(None, None, {"data": str(data), "weights": "auto", **options})
+        assert TrainConfig(**started(data, **options).over(request)) == usual.replace(**options)
         assert reason in caplog.text
         assert "takes the usual start: no body at hand can compute the features" in caplog.text
         assert started(data, named=True, **options).weights == "cifar10"
@@ -250,7 +251,7 @@ def test_rare_classes_are_left_out_of_the_comparison_and_of_a_fitted_head(tmp_pa
 @pytest.mark.usefixtures("without_figures")
 def test_first_of_several_processes_decides_for_all(data, tmp_path) -> None:
     def begin() -> None:
-        train.train(data=str(data), weights="auto", run=str(tmp_path / "run"), workers=0)
+        runs.train(data=str(data), weights="auto", run=str(tmp_path / "run"), workers=0)
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["start"]
@@ -269,4 +270,4 @@ def test_first_of_several_processes_decides_for_all(data, tmp_path) -> None:
 )
 def test_options_that_do_not_go_together_are_one_line(data, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        (train.pretrain if "task" in options else train.train)(data=str(data), **options)
+        (runs.pretrain if "task" in options else runs.train)(data=str(data), **options)

@@ -13,8 +13,8 @@ import vitascope as vs
 from tests.training import assert_bitwise, undrawn
 from vitascope.cli import main
 from vitascope.training import loop
+from vitascope.training.results import TrainResult
 from vitascope.training.run.run import Run
-from vitascope.training.train import TrainResult
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -83,7 +83,7 @@ def test_frame_is_kept_in_the_run_which_repeats_and_resumes(
     frame = frame_of(digits)
     with monkeypatch.context() as patch:
         patch.setattr(loop.Trainer, "fit", lambda self: self.save())
-        patch.setattr("vitascope.training.train._finish", lambda trainer: trainer)
+        patch.setattr("vitascope.training.train.finish", lambda trainer, _: trainer)
         vs.train(data=frame, **TINY)
     run = Run("runs/data")
     assert run.config["data"] == str(run.path.absolute() / "data.jsonl")

@@ -15,8 +15,9 @@ from tests.training import (
     trainer_of,
     write_folder,
 )
+from vitascope import runs
 from vitascope.errors import UserError
-from vitascope.training import loop, train
+from vitascope.training import loop
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
@@ -33,7 +34,7 @@ def config_for(data: Path, run: Path, **options: object) -> TrainConfig:
 
 def test_the_time_sets_the_number_of_steps_and_the_schedule_ends_with_it(data, tmp_path, monkeypatch) -> None:
     clock(monkeypatch, tick=0.01)
-    run = Run(train.train(config_for(data, tmp_path / "run")).run)
+    run = Run(runs.train(config_for(data, tmp_path / "run")).run)
     lengths = run.config["lengths"]
     assert run.config["epochs"] is None
     assert len(lengths) > 5
@@ -46,7 +47,7 @@ def test_the_time_sets_the_number_of_steps_and_the_schedule_ends_with_it(data, t
 
 def test_a_run_of_few_epochs_is_validated_about_twenty_times(data, tmp_path, monkeypatch) -> None:
     clock(monkeypatch, tick=0.001)
-    run = Run(train.train(config_for(data, tmp_path / "run", minutes=0.003)).run)
+    run = Run(runs.train(config_for(data, tmp_path / "run", minutes=0.003)).run)
     epochs = [record["epoch"] for record in run.records("epoch")]
     assert len(epochs) > 1.1 * epochs[-1]
     assert 15 <= len(epochs) == len(set(epochs)) <= 20
@@ -60,20 +61,20 @@ def test_an_interrupted_run_with_minutes_resumes_on_its_recorded_way_and_is_repe
     clock(monkeypatch)
     run = tmp_path / "run"
     with interrupted(31):
-        train.train(config_for(data, run))
+        runs.train(config_for(data, run))
     before = Run(run).config["lengths"]
-    train.resume(run)
+    runs.resume(run)
     lengths = Run(run).config["lengths"]
     assert lengths[: len(before)] == before
     assert len(lengths) > len(before)
     clock(monkeypatch, tick=0.05)  # a slower machine
     config = TrainConfig.from_yaml(run / "config.yaml").replace(run=str(tmp_path / "again"))
-    assert_bitwise(last_state(run, *STATE), last_state(train.train(config).run, *STATE))
+    assert_bitwise(last_state(run, *STATE), last_state(runs.train(config).run, *STATE))
 
 
 def test_a_time_too_short_for_a_step_is_rejected_and_leaves_no_folder(data, tmp_path) -> None:
     with pytest.raises(UserError, match=r"minutes=1e-05 is too short: .* set minutes to at least 0\.\d"):
-        train.train(config_for(data, tmp_path / "run", minutes=1e-5))
+        runs.train(config_for(data, tmp_path / "run", minutes=1e-5))
     assert not (tmp_path / "run").exists()
 
 
@@ -116,7 +117,7 @@ def test_minutes_for_measuring_alone_are_rejected_at_once_and_those_named_train_
     )
     clock(monkeypatch, tick=0.2)
     with pytest.raises(UserError, match="measuring by 80 validation images and 80 test images") as error:
-        train.train(config)
+        runs.train(config)
     assert not (tmp_path / "run").exists()
     enough = float(str(error.value).rpartition(" ")[2])
     monkeypatch.setattr(Trainer, "_set_length", lambda *_: None)
@@ -140,5 +141,5 @@ def test_a_machine_that_slows_down_at_the_end_is_reported(data, tmp_path, monkey
             loop.time.monotonic()
 
     monkeypatch.setattr(Trainer, "_validate", slow)
-    train.train(config_for(data, tmp_path / "run"))
+    runs.train(config_for(data, tmp_path / "run"))
     assert "the machine became slower near the end" in capsys.readouterr().out

@@ -13,15 +13,17 @@ from torch import Tensor
 import vitascope as vs
 from tests.models import small_model
 from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from vitascope import runs
 from vitascope.data.datasets import read_data
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
-from vitascope.training import train
-from vitascope.training.options.recipes import TrainConfig, configuration
+from vitascope.training.finishing import DIGITS_BASELINE
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.plan import Request
+from vitascope.training.results import PretrainResult, TrainResult
 from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.task import Examples, Sums
-from vitascope.training.train import DIGITS_BASELINE, PretrainResult, TrainResult
 
 SMALL: dict[str, Any] = {"embed_dim": 16, "depth": 1, "num_heads": 2, "device": "cpu"}
 FC1 = "encoder.blocks.0.mlp.fc1.weight"
@@ -31,7 +33,7 @@ FC1 = "encoder.blocks.0.mlp.fc1.weight"
 def finished(data, tmp_path_factory) -> TrainResult:
     """A run with figures and a report."""
     run = tmp_path_factory.mktemp("runs") / "finished"
-    return train.train(tiny_config(data, run=str(run), epochs=4, lr=3e-3))
+    return runs.train(tiny_config(data, run=str(run), epochs=4, lr=3e-3))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_the_written_configuration_reproduces_the_run_and_torchs_generator_is_un
     expected = torch.rand(3)
     torch.manual_seed(3)
     with undrawn():
-        again = train.train(config)
+        again = runs.train(config)
     assert torch.equal(torch.rand(3), expected)
     assert_bitwise(dict(again.model.state_dict()), dict(finished.model.state_dict()))
 
@@ -82,7 +84,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(data, tmp_path) -> None:
     run = tmp_path / "run"
     for options in ({"model": "vit_b61"}, {"image_size": 30}, {"num_heads": 3}, {"device": "nonsense"}):
         with pytest.raises(UserError):
-            train.train(tiny_config(data, run=str(run), **options))
+            runs.train(tiny_config(data, run=str(run), **options))
         assert not run.exists()
 
 
@@ -90,7 +92,7 @@ def test_fine_tuning_starts_from_the_weights_with_a_new_head(finished, tmp_path,
     folder = write_folder(tmp_path / "three", classes=("a", "b", "c"))
     options = {"data": str(folder), "weights": str(finished.run), "image_size": 32, "lr": 1e-30}
     with undrawn():
-        result = train.train(recipe="base", run=str(tmp_path / "tuned"), epochs=1, **options)
+        result = runs.train(recipe="base", run=str(tmp_path / "tuned"), epochs=1, **options)
     message = capsys.readouterr().out
     assert "positions interpolated from 2x2 to 4x4" in message
     assert "left out the head for 2 classes; initialized one for 3" in message
@@ -103,7 +105,7 @@ def test_broken_images_are_named_and_left_out(tmp_path, capsys) -> None:
     broken = folder / "dark" / "broken.jpg"
     broken.write_bytes(b"\xff\xd8\xff\xe0 no picture")
     with undrawn():
-        train.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1))
+        runs.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1))
     assert f"left out: {broken}" in capsys.readouterr().out
 
 
@@ -134,18 +136,22 @@ def test_tables_for_pandas_have_a_row_per_epoch_and_per_image(finished, pretrain
 
 def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> None:
     configs: list[TrainConfig] = []
-    monkeypatch.setattr(train, "_run", lambda asked, *_: configs.append(configuration(asked, 5000, 3)))
+
+    def run_training(config: TrainConfig | None, recipe: str | None, options: Any, **_: Any) -> None:
+        configs.append(Request.of(config, recipe, options).config)
+
+    monkeypatch.setattr("vitascope.training.train.run_training", run_training)
     vs.train(data="digits", epochs=1)
     vs.train(recipe="base", lr=1e-4)
     vs.train(TrainConfig(lr=0.01), epochs=7)
     vs.pretrain(epochs=3)
-    monkeypatch.undo()
     assert configs == [
         TrainConfig.from_recipe("digits", epochs=1),
         TrainConfig(lr=1e-4),
         TrainConfig(lr=0.01, epochs=7),
         TrainConfig.from_recipe("masked", epochs=3),
     ]
+    monkeypatch.undo()
     with pytest.raises(UserError, match="unknown training option 'epocs'; nearest: epochs"):
         vs.train(data="digits", epocs=1)
     with pytest.raises(UserError, match="leave out recipe"):
@@ -179,7 +185,7 @@ def test_lora_goes_with_a_teacher_mixing_and_smaller_images(
 ) -> None:
     student = save_pretrained(small_model(distillation_token=True), tmp_path / "student")
     with undrawn():
-        result = train.train(
+        result = runs.train(
             **{"data": str(data), "weights": str(student), "run": str(tmp_path / "run"), "lora": 2},
             **{"teacher": str(finished.run), "distill": "soft", "mixup": 0.8, "cutmix": 1.0},
             **{"drop_path": 0.2, "dropout": 0.1, "progressive": 0.5, "accumulate": 2, "patience": 9},
@@ -207,7 +213,7 @@ def test_the_first_share_of_the_steps_has_smaller_images(
     monkeypatch.setattr(Classify, "loss", watched)
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=2, progressive=0.6, patch_size=patch)
     with undrawn():
-        result = train.train(config)
+        result = runs.train(config)
     assert seen == 6 * [(small, small)] + 4 * [(16, 16)]
     assert result.model.config.image_hw == (16, 16)
 
@@ -225,7 +231,7 @@ def test_the_first_share_of_the_steps_has_smaller_images(
 def test_smaller_images_that_do_not_fit_are_rejected(data, tmp_path, options, reason: str) -> None:
     config = tiny_config(data, run=str(tmp_path / "run"), progressive=0.5, **options)
     with pytest.raises(UserError, match=reason):
-        (train.pretrain if config.task == "masked" else train.train)(config)
+        (runs.pretrain if config.task == "masked" else runs.train)(config)
     assert not (tmp_path / "run").exists()
 
 
@@ -233,10 +239,10 @@ def test_smaller_images_that_do_not_fit_are_rejected(data, tmp_path, options, re
 def test_masked_pre_training_that_is_not_square_starts_a_classifier(data, tmp_path, target: str) -> None:
     shape = {"data": str(data), "image_size": (16, 32), "patch_size": (4, 8), "epochs": 1, "batch_size": 8}
     with undrawn():
-        first = train.pretrain(run=str(tmp_path / "masked"), target=target, **shape, **SMALL)
+        first = runs.pretrain(run=str(tmp_path / "masked"), target=target, **shape, **SMALL)
         start = {"weights": str(first.run), "data": str(data), "epochs": 1, "device": "cpu"}
-        tuned = train.train(recipe="finetune", run=str(tmp_path / "tuned"), **start)
+        tuned = runs.train(recipe="finetune", run=str(tmp_path / "tuned"), **start)
         start |= {"image_size": (16, 64), "randaugment": 2, "rotate": 20.0, "erase": 1.0, "cutmix": 0.5}
-        wider = train.train(recipe="finetune", run=str(tmp_path / "wider"), **start)
+        wider = runs.train(recipe="finetune", run=str(tmp_path / "wider"), **start)
     assert (tuned.model.config.image_hw, tuned.model.config.grid) == ((16, 32), (4, 4))
     assert (wider.model.preprocess.image_size, wider.model.config.grid) == ((16, 64), (4, 8))

@@ -10,15 +10,15 @@ from PIL import Image
 
 from tests.analysis.report import leave_empty
 from tests.training import assert_bitwise, last_state, run_of, signalled, tiny_config, write_folder
+from vitascope import runs
 from vitascope.analysis.evaluate import evaluate
 from vitascope.analysis.report import classification, figures, internals, overview, write
 from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained
-from vitascope.training import train
+from vitascope.training import finishing
 from vitascope.training.loop import Trainer
 from vitascope.training.run.run import Run
-from vitascope.training.tasks import masked
 from vitascope.training.tasks.classify import Classify
 
 
@@ -30,7 +30,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture
 def no_pictures(monkeypatch) -> None:
     monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
-    monkeypatch.setattr(masked, "draw_masked", lambda *_: {})
+    monkeypatch.setattr(figures, "draw_masked_patches", lambda *_: {})
     monkeypatch.setattr(write, "write_report", lambda run, **_: run.report)
 
 
@@ -47,9 +47,9 @@ def test_saved_model_has_the_selected_weights_and_the_average_if_there_is_one(
         end(self, *arguments)
 
     monkeypatch.setattr(Trainer, "_validate", ended)
-    monkeypatch.setattr(train, "remove_checkpoints", lambda run, **_: None)
+    monkeypatch.setattr(finishing, "remove_checkpoints", lambda run, **_: None)
     run = Run(tmp_path / "run")
-    result = train.train(tiny_config(data, run=str(run.path), keep=keep, ema=ema, lr=0.01))
+    result = runs.train(tiny_config(data, run=str(run.path), keep=keep, ema=ema, lr=0.01))
     state, kept = last_state(run.path), dict(run.model().state_dict())
     last, best = state["average" if ema else "model"], run.best
     assert best.exists() == (keep == "best")
@@ -70,7 +70,7 @@ def test_model_is_measured_once_on_the_held_out_test_images(data, tmp_path, no_p
 
     monkeypatch.setattr(Classify, "test", watched)
     run = tmp_path / "run"
-    result = train.train(tiny_config(data, run=str(run), epochs=1, precision="fp32"))
+    result = runs.train(tiny_config(data, run=str(run), epochs=1, precision="fp32"))
     assert splits == ["test"]
     again = evaluate(run, precision="fp32")
     assert (again.accuracy, again.loss) == (result.evaluation.accuracy, pytest.approx(result.evaluation.loss))
@@ -80,7 +80,7 @@ def test_model_is_measured_once_on_the_held_out_test_images(data, tmp_path, no_p
 def test_finished_run_has_its_model_and_last_its_report_and_only_the_users_files_beside(
     data, tmp_path, no_pictures, monkeypatch, options
 ) -> None:
-    seen, save = [], train.save_pretrained
+    seen, save = [], finishing.save_pretrained
 
     def watched(run: Run, *, splits, device: str) -> Path:
         seen.append((run.finished, splits.measured.name, device))
@@ -92,7 +92,7 @@ def test_finished_run_has_its_model_and_last_its_report_and_only_the_users_files
 
     with monkeypatch.context() as patch:
         patch.setattr(write, "write_report", watched)
-        patch.setattr(train, "save_pretrained", and_put)
+        patch.setattr(finishing, "save_pretrained", and_put)
         run = run_of(
             tiny_config(data, run=str(tmp_path / "run"), epochs=1, checkpoint_seconds=0.0, **options)
         )
@@ -100,10 +100,10 @@ def test_finished_run_has_its_model_and_last_its_report_and_only_the_users_files
     assert (run / "model" / "model.safetensors").is_file()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["notes.txt"]
     with pytest.raises(UserError, match=f"has finished; `vitascope train --resume {run} --epochs MORE`"):
-        train.resume(run)
+        runs.resume(run)
     if options == {"keep": "best"}:
         tuned = tiny_config(data, run=str(tmp_path / "tuned"), epochs=1, weights=str(run))
-        assert not (train.train(tuned).run / "checkpoints").exists()  # nor the initial weights
+        assert not (runs.train(tuned).run / "checkpoints").exists()  # nor the initial weights
 
 
 # Printed output and its order
@@ -125,7 +125,7 @@ def printed_before(monkeypatch, capsys) -> dict[str, str]:
 
 def test_the_result_is_printed_before_anything_is_drawn(data, tmp_path, printed_before) -> None:
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=1)
-    result = train.train(config)
+    result = runs.train(config)
     score = result.evaluation.score
     *_, measuring, answers, lacking, first, compared, drawing = printed_before["figures"].splitlines()
     assert measuring == "evaluating 4 test images"
@@ -144,7 +144,7 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(tmp_path, no_p
         pixels = np.zeros((16, 16, 3), np.uint8)
         pixels[0, 0] = number % 12, number // 12, 0
         Image.fromarray(pixels).save(path)
-    train.train(tiny_config(same, run=str(tmp_path / "run"), epochs=1))
+    runs.train(tiny_config(same, run=str(tmp_path / "run"), epochs=1))
     out = capsys.readouterr().out
     assert "no better than always guessing the most frequent class, as far as 2 images show" in out
     assert "few images need trained weights: --weights cifar10" in out
@@ -153,7 +153,7 @@ def test_model_no_better_than_the_most_frequent_class_gets_a_hint(tmp_path, no_p
 # Signals and full disks at the end of a run
 
 
-OWNERS = {"test": Classify, "draw_figures": figures, "draw_masked": masked, "write_report": write}
+OWNERS = {"test": Classify, "draw_figures": figures, "draw_masked_patches": figures, "write_report": write}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ OWNERS = {"test": Classify, "draw_figures": figures, "draw_masked": masked, "wri
         ("classify", "test", "vitascope train --resume {run}", signal.SIGTERM),
         ("classify", "draw_figures", "vitascope report {run}", signal.SIGTERM),
         ("classify", "write_report", "vitascope report {run}", signal.SIGINT),
-        ("masked", "draw_masked", "vitascope train --resume {run}", signal.SIGINT),
+        ("masked", "draw_masked_patches", "vitascope train --resume {run}", signal.SIGINT),
         ("masked", "write_report", "vitascope report {run}", signal.SIGTERM),
     ],
 )
@@ -209,7 +209,7 @@ def test_full_disk_while_finishing_names_the_file_and_how_to_resume(
     run = tmp_path / "run"
     monkeypatch.setattr(owner, place, full)
     with pytest.raises(UserError) as rejected:
-        train.train(tiny_config(data, run=str(run), epochs=1))
+        runs.train(tiny_config(data, run=str(run), epochs=1))
     message = str(rejected.value)
     assert message.startswith(f"{run}: {what} cannot be written: No space left on device (")
     assert message.endswith(f"make room, then run `{way_on.format(run=run)}`")
@@ -224,9 +224,9 @@ def stop(*_: object, **__: object) -> None:
     ("task", "place", "name", "broken"),
     [
         ("classify", Run, "save_predictions", stop),
-        ("classify", train, "save_pretrained", stop),
-        ("masked", masked, "draw_masked", stop),
-        ("masked", train, "save_pretrained", stop),
+        ("classify", finishing, "save_pretrained", stop),
+        ("masked", figures, "draw_masked_patches", stop),
+        ("masked", finishing, "save_pretrained", stop),
     ],
 )
 def test_interrupted_finish_is_repeated_and_recorded_once(
@@ -238,7 +238,7 @@ def test_interrupted_finish_is_repeated_and_recorded_once(
         with pytest.raises(KeyboardInterrupt):
             run_of(tiny_config(data, run=str(run), epochs=1, task=task))
     assert not (run / "model").exists()
-    train.resume(run)
+    runs.resume(run)
     assert [record["kind"] for record in Run(run).metrics] == ["epoch", "kept", "test"]
     assert (run / "model" / "config.json").is_file()
 

@@ -15,18 +15,18 @@ from tests.data import noise
 from tests.forked import in_group
 from tests.models import small_model, small_resnet
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope import runs
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
-from vitascope.training import train
+from vitascope.training.building import make_task, prepare, start_model
 from vitascope.training.loop import augmentation_of
 from vitascope.training.options.recipes import RECIPES, TrainConfig
 from vitascope.training.placement import place
 from vitascope.training.run.run import Run
-from vitascope.training.train import make_task, prepare, start_model
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -48,18 +48,18 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
     config = {**Run(command).config, "run": None}
     assert config["weights"] == "cifar10"
     assert config["layer_decay"] == RECIPES["finetune"].option("layer_decay")
-    train.train(data=str(data), run=str(library), epochs=1, device="cpu")
+    runs.train(data=str(data), run=str(library), epochs=1, device="cpu")
     assert {**Run(library).config, "run": None} == config
 
 
-def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(data, monkeypatch) -> None:
+def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(data, tmp_path, monkeypatch) -> None:
     """20 of 24 are training images."""
     for most, recipe in ((23, "small-finetune"), (24, "finetune")):
-        monkeypatch.setattr("vitascope.training.options.recipes.FEW_TO_TUNE", most)
-        found = train._open(
-            {"recipe": None, "data": str(data)}, open_data(str(data))
-        ).plan.options.optimization
-        assert found.optimizer == RECIPES[recipe].option("optimizer")
+        monkeypatch.setattr("vitascope.training.plan.FEW_TO_TUNE", most)
+        folder = tmp_path / str(most)
+        with undrawn():
+            runs.train(data=str(data), run=str(folder), epochs=1, device="cpu")
+        assert Run(folder).config["optimizer"] == RECIPES[recipe].option("optimizer")
 
 
 # Several processes
@@ -70,7 +70,7 @@ def test_data_missing_in_one_process_stop_all_before_a_run_is_created(data, tmp_
         for failing in (0, 1):
             folder = data if dist.get_rank() != failing else tmp_path / "nowhere"
             with pytest.raises(UserError, match="nowhere: no such folder"):
-                train.train(tiny_config(folder, run=str(tmp_path / "run")))
+                runs.train(tiny_config(folder, run=str(tmp_path / "run")))
 
     assert in_group(2, begin, tmp_path / "store") == [0, 0]
     assert not (tmp_path / "run").exists()
@@ -120,7 +120,7 @@ def test_grey_weights_with_colour_images_are_reported(
 def task_of(config: TrainConfig, splits: Splits) -> Any:
     opened = prepare(config, splits)
     model = start_model(opened)
-    return make_task(opened.plan.options, model, splits, place(opened.plan, model, torch.device("cpu")))
+    return make_task(opened.plan.config, model, splits, place(opened.plan, model, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
@@ -188,7 +188,7 @@ def without_dim(data, monkeypatch) -> Path:
         }
         return dataclasses.replace(splits, **parts)
 
-    monkeypatch.setattr(train, "open_data", with_a_third_class)
+    monkeypatch.setattr("vitascope.training.train.open_data", with_a_third_class)
     return data
 
 
@@ -199,7 +199,7 @@ def test_balancing_a_class_without_training_images_is_rejected_and_leaves_no_fol
     without_dim, tmp_path, option: str, named: str
 ) -> None:
     with pytest.raises(UserError) as rejected:
-        train.train(tiny_config(without_dim, run=str(tmp_path / "run"), **{option: "balanced"}))
+        runs.train(tiny_config(without_dim, run=str(tmp_path / "run"), **{option: "balanced"}))
     assert str(rejected.value) == (
         f"1 of 3 classes has no image in train: dim; {named} needs images of every class: add some, or leave "
         "the option out"
@@ -209,7 +209,7 @@ def test_balancing_a_class_without_training_images_is_rejected_and_leaves_no_fol
 
 def test_plain_training_warns_of_a_class_without_training_images(without_dim, tmp_path, caplog) -> None:
     with undrawn():
-        train.train(tiny_config(without_dim, run=str(tmp_path / "run"), epochs=1))
+        runs.train(tiny_config(without_dim, run=str(tmp_path / "run"), epochs=1))
     assert [record.message for record in caplog.records] == [
         "1 of 3 classes has no image in train: dim; a class without images is not learned",
         "1 of 3 classes has no image in val: dim; a class without images is not validated",
@@ -229,7 +229,7 @@ def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys, options
     for path in sorted((folder / "light").iterdir())[5:]:
         path.unlink()
     with undrawn():
-        train.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1, **options))
+        runs.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1, **options))
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f"       uneven: 3 (light) to 12 (dark) training images per class; {end}"
     assert any(", balanced " in line for line in lines)

@@ -23,11 +23,11 @@ from vitascope.deploy.export.export import export
 from vitascope.errors import Interrupted, UserError
 from vitascope.models.engines.runtimes import open_engine
 from vitascope.models.preprocess import Preprocess
+from vitascope.runs import resume, train
 from vitascope.training.evaluation.calibration import Temperature
 from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
 from vitascope.training.tasks.losses import LOSSES
-from vitascope.training.train import resume, train
 
 RANDOM = np.random.default_rng(0)
 LABELS, PROBABILITIES = RANDOM.random((60, 3)) < 0.4, RANDOM.random((60, 3))

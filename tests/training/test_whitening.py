@@ -11,11 +11,12 @@ from tests.forked import torchrun
 from tests.models import random_images, randomize, small_config
 from tests.training import assert_bitwise, last_state, planned, tiny_config, trainer_of
 from tests.training.test_resume import TRAINED, killed
+from vitascope import runs
 from vitascope.data.datasets import open_data
 from vitascope.errors import UserError
 from vitascope.models.patches import ConvTokenizer, patch_embedding
 from vitascope.models.weights.loading import from_pretrained
-from vitascope.training import train
+from vitascope.training import building
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.whitening import EPS, TokenizerNorm, add_norms, whitening_filters, without_norms
 
@@ -43,9 +44,9 @@ def test_filters_make_patches_uncorrelated_with_a_variance_of_one() -> None:
 
 def test_whitened_run_resumes_bitwise_and_saves_a_plain_model_of_the_same_function(data, tmp_path) -> None:
     config = whitened(data, tmp_path / "whole")
-    whole = train.train(config)
+    whole = runs.train(config)
     run = killed(config.replace(run=str(tmp_path / "killed")))
-    resumed = train.resume(run)
+    resumed = runs.resume(run)
     state = last_state(run, *TRAINED)
     assert_bitwise(state, last_state(tmp_path / "whole", *TRAINED))
     assert_bitwise(resumed.model.state_dict(), whole.model.state_dict())
@@ -55,7 +56,7 @@ def test_whitened_run_resumes_bitwise_and_saves_a_plain_model_of_the_same_functi
     assert torch.equal(saved.state_dict()[first], state["model"][first])
     assert torch.equal(state["model"][first][12:], -state["model"][first][:12])
     assert first not in state["optimizer"]["state"]
-    again = train.start_model(train.prepare(config, open_data(config.data, seed=config.seed)))
+    again = building.start_model(building.prepare(config, open_data(config.data, seed=config.seed)))
     assert torch.equal(again.state_dict()[first], state["model"][first])
     again.load_state_dict({name.removeprefix("body."): value for name, value in state["average"].items()})
     images = random_images(2, 3, 16, 16)
@@ -63,7 +64,7 @@ def test_whitened_run_resumes_bitwise_and_saves_a_plain_model_of_the_same_functi
 
 
 def test_the_average_has_averaged_statistics(data, tmp_path) -> None:
-    train.train(whitened(data, tmp_path / "run", epochs=1))
+    runs.train(whitened(data, tmp_path / "run", epochs=1))
     state = last_state(tmp_path / "run", *TRAINED)
     name = "patch_embedding.1.norm.running_mean"
     assert not torch.equal(state["average"][name], state["model"][name])
@@ -107,7 +108,7 @@ def test_a_model_that_cannot_be_whitened_is_rejected_with_advice(
 
 def train_each(*configs: TrainConfig) -> None:
     for config in configs:
-        train.train(config)
+        runs.train(config)
 
 
 def test_two_processes_save_a_plain_model_with_the_filters_of_one(data, tmp_path) -> None:
@@ -122,7 +123,7 @@ def test_two_processes_save_a_plain_model_with_the_filters_of_one(data, tmp_path
     )
     output = tmp_path / "output.txt"
     assert torchrun(2, output, train_each, *both) == 0, output.read_text()[-4000:]
-    alone = train.train(one).model.state_dict()
+    alone = runs.train(one).model.state_dict()
     for config in both:
         two = from_pretrained(str(config.run)).state_dict()
         assert two.keys() == alone.keys()

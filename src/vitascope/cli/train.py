@@ -12,7 +12,7 @@ from vitascope.errors import UserError
 from vitascope.training.options.recipes import RECIPES, TrainConfig
 
 if TYPE_CHECKING:
-    from vitascope.training.train import RunResult
+    from vitascope.training.results import RunResult
 
 START = TrainConfig()
 
@@ -47,31 +47,32 @@ class RunCommand:
 
     def call(self) -> None:
         """Run or resume, and print the paths of the results."""
-        from vitascope.training import train
+        from vitascope import runs
         from vitascope.training.distributed import is_first
+        from vitascope.training.results import PretrainResult
 
         if self.resume is None:
             result = self.start()
         elif self.recipe is not None or self.config is not None:
             raise UserError(f"--resume takes its options from {self.resume}: leave out --recipe and --config")
         else:
-            result = train.resume(self.resume, missing=self.missing, **self.training)
+            result = runs.resume(self.resume, missing=self.missing, **self.training)
         if is_first():
             lines = [f"model  {result.run / 'model'}"]
             lines += [f"figure {path}" for path in result.figures.values()]
             lines.append(f"report {result.report}")
-            if isinstance(result, train.PretrainResult):
+            if isinstance(result, PretrainResult):
                 lines.append(f"next   vitascope train --weights {result.run} --data FOLDER")
             print("\n".join(lines).replace(str(result.run), result.url or str(result.run)))
 
     def start(self) -> RunResult:
         """Run the function of the library, whose recipe decides on what is not named."""
-        from vitascope.training import train
+        from vitascope import runs
 
         if self.missing != "error":
             raise UserError("--missing is about the images of a run that is resumed: add --resume RUN")
         config = None if self.config is None else TrainConfig.from_yaml(self.config)
-        function = train.pretrain if isinstance(self, Pretrain) else train.train
+        function = runs.pretrain if isinstance(self, Pretrain) else runs.train
         return function(config, recipe=self.recipe, **self.training)
 
 

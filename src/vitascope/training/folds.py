@@ -15,17 +15,21 @@ import torch
 
 from vitascope import layout
 from vitascope.data.contents import image_name
-from vitascope.data.folds import fold_names
+from vitascope.data.folds import copies_across, fold_names
 from vitascope.data.loading import Loader
 from vitascope.data.rows.cells import column_names, csv_text, escaped
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
 from vitascope.errors import Interrupted, UserError, printable
-from vitascope.formatting import SEPARATOR
+from vitascope.formatting import SEPARATOR, counted
 from vitascope.models.engines.engine import TorchEngine
 from vitascope.models.ensemble import Ensemble
 from vitascope.models.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
 from vitascope.models.vision_model import VisionModel
-from vitascope.storage import replacing
+from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.remote.stores import is_url
+from vitascope.storage import explaining_failure, replacing
+from vitascope.training import distributed
+from vitascope.training.checkpoint.folders import to_resume
 from vitascope.training.evaluation.calibration import Temperature, familiarity_of, mean_loss
 from vitascope.training.evaluation.measure import (
     BATCH_SIZE,
@@ -34,18 +38,78 @@ from vitascope.training.evaluation.measure import (
     features_of_images,
     measure,
 )
+from vitascope.training.finishing import Reporter
+from vitascope.training.holding import held
 from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.results import TrainResult
 from vitascope.training.run.predictions import Predictions
 from vitascope.training.run.run import Run
 
 log = logging.getLogger(__name__)
 
 
-def train_members(
+def check_folds(config: TrainConfig) -> None:
+    """Reject runs by fold that others would have to write into, or in several processes."""
+    if distributed.world_size() > 1:
+        raise UserError(
+            f"folds={config.folds} trains one run after another in one process: leave out torchrun"
+        )
+    if config.run is not None and is_url(config.run):
+        raise UserError(f"folds={config.folds} needs a run folder on this machine, not {config.run}")
+
+
+def train_folds(
+    run: Run,
+    config: TrainConfig,
+    splits: Splits,
+    reporter: Reporter,
+    begin: Callable[[TrainConfig], object],
+    resume: Callable[[Run], object],
+) -> TrainResult:
+    """Train the runs of the folds, as far as they are not finished, and finish the run of them all."""
+    with held(run):
+        names = fold_names(splits.train.folds)
+        _train_members(run, names, config, reporter, begin, resume)
+        crossed, device = CrossValidation.of(run, splits.train), config.execution.device
+        seconds = sum(member.records("test")[-1]["seconds"] for member in run.members)
+        tested, model = crossed.tested, crossed.ensemble(run, device)
+        alone = [{"images": len(each.targets), **each.score.summary()} for each in crossed.predictions]
+        values = [score[tested.targets.value] for score in alone]
+        print(f"folds  {tested.in_words()}; by fold {min(values):.2%} to {max(values):.2%}")
+        print(f"       {crossed.temperature}")
+        if absent := len(splits.train) - len(tested.indices):
+            print(f"       {counted(absent, 'image')} without a prediction: unreadable, or of a rare class")
+        if copies := copies_across(splits.train):
+            found = counted(copies, "image")
+            print(f"       too good: {found} with a copy in another fold; columns fold= draws other folds")
+        final = tested
+        if splits.test is not None:
+            final, others = compared(model, splits.test, device)
+            values = [each.summary()[tested.targets.value] for each in others]
+            print(f"test   {final.in_words()}; its models alone {min(values):.2%} to {max(values):.2%}")
+        with explaining_failure(run.path, "the ensemble", to_resume(run.path)):
+            crossed.write(run, splits)
+            writer = run.write_metrics()
+            for fold, score in enumerate(alone):
+                writer.record("fold", fold + 1, score)
+            writer.record("out_of_fold", 0, {**tested.summary(), "copies_across": copies})
+            writer.record("test", 0, {**final.summary(), "seconds": round(seconds, 2)})
+            writer.close()
+            run.save_predictions(final)
+            save_pretrained(model, run.model_folder)
+        shown = from_pretrained(run.path, device=device)
+        figures = reporter.draw(run, shown, splits.measured, final)
+        report = reporter.write(run, splits, device)
+    made: dict[str, Any] = {"run": run.path, "model": model.eval().cpu(), "seconds": seconds}
+    return TrainResult(evaluation=final, figures=figures, report=report, **made)
+
+
+def _train_members(
     run: Run,
     names: Sequence[str],
     config: TrainConfig,
-    start: Callable[[TrainConfig], object],
+    reporter: Reporter,
+    begin: Callable[[TrainConfig], object],
     resume: Callable[[Run], object],
 ) -> None:
     """Train the runs of the folds with these names, or finish them, one after another; they share the minutes
@@ -57,8 +121,8 @@ def train_members(
         if member.exists and not member.split_file.is_file():  # it was stopped before it had begun
             shutil.rmtree(member.path)
         if member.finished:
-            if not member.report.is_file():
-                _draw(member, config.execution.device)
+            if not member.report.is_file() and (reason := reporter.rewrite(member, config.execution.device)):
+                log.warning("%s: %s", member.path, reason)
             continue
         called = "" if name == str(fold + 1) else printable(f": {name}")
         print(f"fold   {fold + 1} of {len(run.members)}{called}", flush=True)
@@ -66,22 +130,13 @@ def train_members(
             if member.exists:
                 resume(member)
             else:
-                start(config.replace(run=str(member.path), fold=fold))
+                begin(config.replace(run=str(member.path), fold=fold))
         except Interrupted as stop:
             raise Interrupted(run.ref, stop.signum) from stop
         except UserError:
             if not any(each.exists for each in run.members):  # the same command can be given again
                 shutil.rmtree(run.path)
             raise
-
-
-def _draw(member: Run, device: str) -> None:
-    """Draw the figures and the report of a run that was killed before their end."""
-    from vitascope.analysis.report.write import rewrite_report  # matplotlib delays the start of training
-
-    _, missing = rewrite_report(member, device=device)
-    if missing:
-        log.warning("%s: %s", member.path, missing)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

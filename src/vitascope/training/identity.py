@@ -83,8 +83,8 @@ def check_plan_and_data(plan: Plan, splits: Splits) -> None:
     if world_size() == 1:
         return
     execution = [name for name, group in GROUP_OF.items() if group == "execution"]
-    facts = {name: plan.options.option(name) for name in execution if name not in ("workers", "device")}
-    facts |= run_identity(plan.options, plan.model)
+    facts = {name: plan.config.option(name) for name in execution if name not in ("workers", "device")}
+    facts |= run_identity(plan.config, plan.model)
     for name, part in splits.parts.items():
         contents = contents_of([part.sources[index] for index in part.spread(COMPARED_IMAGES)])
         facts |= images_facts(part)

@@ -88,7 +88,7 @@ class Trainer:
         placement: Placement,
     ) -> None:
         self.run, self.plan, self.task, self.splits = run, plan, task, splits
-        self.config = config = plan.options
+        self.config = config = plan.config
         self.device, self.precision = device, precision = placement.device, placement.precision
         self.model_config, self.preprocess = model.config, preprocess_of(model)
         options, execution = config.optimization, config.execution

@@ -34,7 +34,7 @@ class Placement:
 
 def place(plan: Plan, model: VisionModel, device: torch.device) -> Placement:
     """Choose the parts and the precision of a model on its device."""
-    options = plan.options
+    options = plan.config
     parts = parts_of_batch(options, model, device)
     images = images_at_once(options.option("batch_size"), parts)
     precision = resolve_precision(options.execution.precision, plan.model, device, images, training=True)

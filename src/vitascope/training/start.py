@@ -11,8 +11,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,8 @@ from vitascope.models.weights.transfer import check_single
 from vitascope.training.evaluation.calibration import sharpness
 from vitascope.training.linear.classifiers import STRENGTHS, Features, Floats, LogisticRegression
 from vitascope.training.linear.selection import cross_validated, in_words
-from vitascope.training.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TUNE, TrainConfig, tuned
+from vitascope.training.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TUNE, TrainConfig
+from vitascope.training.plan import Start, tuned
 from vitascope.training.tasks.classify import engine_of
 
 PUBLIC = {
@@ -90,25 +90,6 @@ class BodyScore:
     def share(self) -> float:
         """The share of the way from guessing to no error."""
         return (self.value - self.guessing) / (1 - self.guessing)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a run starts from (None: random weights), what of it is trained, and a reason for each choice."""
-
-    weights: str | None
-    recipe: str | None
-    """None leaves it to the options that are named."""
-    reasons: tuple[str, ...]
-    fits_head: bool = False
-    """Whether only a head is fitted, which needs no step."""
-
-    def of(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a run, with the choices in the place of `weights=auto`."""
-        chosen = {"weights": self.weights, "bodies": (), "recipe": self.recipe or asked["recipe"]}
-        if self.fits_head:
-            chosen |= {"freeze": True, "steps": 0, "epochs": None, "minutes": None}
-        return {**asked, **chosen}
 
 
 def best_start(

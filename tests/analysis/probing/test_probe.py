@@ -17,8 +17,8 @@ from vitascope.errors import UserError
 from vitascope.models.engines.compute import Compute
 from vitascope.models.ensemble import Ensemble
 from vitascope.models.weights.loading import save_pretrained
+from vitascope.runs import resume
 from vitascope.training.run.run import Run
-from vitascope.training.train import resume
 
 HERE = {"compute": Compute(device="cpu", workers=0, precision="fp32")}
 NAME = "3 blocks of width 16, 16x16 pixels in patches of 8"

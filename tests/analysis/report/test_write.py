@@ -17,7 +17,7 @@ from tests.analysis.report import Reader, leave_empty
 from tests.analysis.report.runs import write_run
 from tests.models import small_model, small_resnet
 from tests.training import tiny_config, write_folder
-from vitascope import explain
+from vitascope import explain, runs
 from vitascope.analysis.report import classification, internals, overview, thumbnails, write
 from vitascope.analysis.report.write import write_report
 from vitascope.cli import main
@@ -26,7 +26,6 @@ from vitascope.data.split_record import SplitRecord
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import save_pretrained
-from vitascope.training import train
 from vitascope.training.run.run import Run
 
 STRANGE = '<b>&"$x$'
@@ -53,7 +52,7 @@ def made(tmp_path_factory) -> Path:
     data = write_folder(root / "photos", per_class=20, side=8, classes=(STRANGE, "light"))
     with pytest.MonkeyPatch.context() as monkeypatch:
         enough(monkeypatch)
-        train.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=1e-30, keep="last"))
+        runs.train(tiny_config(data, run=str(root / "run"), epochs=2, lr=1e-30, keep="last"))
     return root
 
 
@@ -422,7 +421,7 @@ def test_many_classes_show_the_worst_pairs_instead_of_a_matrix(made, run, quick)
 
 
 def test_pre_training_shows_hidden_patches_and_no_predictions(made, tmp_path, quick) -> None:
-    result = train.pretrain(tiny_config(made / "photos", run=str(tmp_path / "pre"), epochs=1, task="masked"))
+    result = runs.pretrain(tiny_config(made / "photos", run=str(tmp_path / "pre"), epochs=1, task="masked"))
     assert result.report == tmp_path / "pre" / "report.html"
     assert sections(result.report) == ALL - ABOUT_PREDICTIONS | {"masked"}
     shown_text = read(result.report).text

@@ -19,8 +19,8 @@ from vitascope.training.options.recipes import (
     GROUP_OF,
     RECIPES,
     TrainConfig,
-    configuration,
 )
+from vitascope.training.plan import Request, Start
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -34,9 +34,10 @@ def test_options_override_the_recipe() -> None:
     assert RECIPES["digits"].option("epochs") != 3
 
 
-def start(images: float = 24, channels: int = 3, **options: object) -> TrainConfig:
+def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:
     """The configuration of a run that names no recipe."""
-    return configuration({"recipe": None, "data": "photos/", **options}, images, channels)
+    request = Request.of(None, None, {"data": "photos/", **options})
+    return TrainConfig(**Start.usual(request, images, channels).over(request))
 
 
 def expected(recipe: str, **options: object) -> TrainConfig:

@@ -22,12 +22,12 @@ from vitascope.models.engines.compute import Compute
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.stored_model import _copied
 from vitascope.remote.stores import RemoteObject, StoreError, exists, list_folder, walk
+from vitascope.runs import resume, train
 from vitascope.storage import WriteError, explaining_failure
 from vitascope.training.loop import Trainer
 from vitascope.training.run import stored_run
 from vitascope.training.run.run import Run
 from vitascope.training.run.stored_run import OtherWriterError, StoredRun
-from vitascope.training.train import resume, train
 
 OPTIONS: dict[str, Any] = {
     "checkpoint_seconds": 0.0,

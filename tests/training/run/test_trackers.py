@@ -13,8 +13,8 @@ import pytest
 
 from tests.trackers import Service, install
 from tests.training import tiny_config, undrawn, write_folder
+from vitascope import runs
 from vitascope.errors import Interrupted, UserError
-from vitascope.training import train
 from vitascope.training.loop import Trainer
 from vitascope.training.run import trackers
 from vitascope.training.run.metrics import MetricsWriter
@@ -60,7 +60,7 @@ def only(service: SimpleNamespace) -> SimpleNamespace:
 def test_tracker_gets_the_config_and_every_number_of_a_training(data, tmp_path, monkeypatch, name) -> None:
     service = install(monkeypatch, name)
     with undrawn():
-        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=3, tracker=name))
+        runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=3, tracker=name))
     tracked, run = only(service), Run(tmp_path / "run")
     assert {kind for _, kind, _ in numbers(run)} > {"step/loss", "epoch/val_accuracy", "test/accuracy"}
     assert tracked.metrics == numbers(run)
@@ -87,9 +87,9 @@ def test_resumed_run_continues_its_run_in_the_tracker(data, tmp_path, monkeypatc
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "_training_step", stopping)
             with pytest.raises(Interrupted):
-                train.train(config)
+                runs.train(config)
         assert only(service).state == ("finished" if name == "trackio" else "failed")
-        train.resume(tmp_path / "run", workers=0)  # another value than before, which MLflow and W&B reject
+        runs.resume(tmp_path / "run", workers=0)  # another value than before, which MLflow and W&B reject
     tracked = only(service)
     assert (tracked.state, tracked.sessions) == ("finished", 2)
     assert tracked.metrics == numbers(Run(tmp_path / "run"))
@@ -115,7 +115,7 @@ def test_tracker_that_is_missing_or_cannot_start_leaves_no_run(
         monkeypatch.setattr(trackers, "START_LIMIT", 0.3)
         service.released.clear()
     with pytest.raises(UserError, match=message):
-        train.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
+        runs.train(tiny_config(data, run=str(tmp_path / "run"), tracker=name))
     assert not (tmp_path / "run").exists()
     assert not caplog.records
     service.released.set()
@@ -164,7 +164,7 @@ def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(MetricsWriter, "record", hanging)
     with caplog.at_level(logging.WARNING), undrawn():
-        train.train(tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker="mlflow"))
+        runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker="mlflow"))
     assert [record["kind"] for record in Run(tmp_path / "run").metrics][-1] == "test"
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith(NO_ANSWER)

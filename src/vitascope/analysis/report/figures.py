@@ -16,7 +16,7 @@ from vitascope.analysis.explain import plots
 from vitascope.analysis.explain.figures import draw_filters, draw_positions
 from vitascope.analysis.explain.pictures import dimmed, to_picture
 from vitascope.analysis.report.charts import draw_confusion, draw_curves, draw_precision_recall, kept_place
-from vitascope.analysis.report.thumbnails import Pixels, attention_over, framed, picture_of
+from vitascope.analysis.report.thumbnails import attention_over, framed, picture_of
 from vitascope.data.label_measures import LabelScore, mistake_confidences
 from vitascope.data.measures import surest
 from vitascope.data.splits import ImageSet
@@ -24,13 +24,24 @@ from vitascope.models.patches import ConvPatches
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.vit import VisionTransformer
 from vitascope.storage import replacing
+from vitascope.training.evaluation.measure import Evaluation
 from vitascope.training.run.predictions import Predictions
 from vitascope.training.run.run import Run
+from vitascope.training.tasks.task import PatchEvaluation, PatchPictures
 
 HIDDEN = "#d4d4d4"
 """Colour of [mask]."""
 TILE = 320
 """Longer side of a picture in a grid, in pixels; it is drawn with about half of them."""
+
+
+def draw_tested(
+    run: Run, model: VisionModel, images: ImageSet, tested: Evaluation | PatchEvaluation
+) -> dict[str, Path]:
+    """Draw the figures of a model that was tested on images; returns the paths by name."""
+    if isinstance(tested, PatchEvaluation):
+        return draw_masked_patches(run, tested.pictures)
+    return draw_figures(run, model, images.subset(tested.split, tested.indices), tested)
 
 
 def draw_figures(run: Run, model: VisionModel, images: ImageSet, predictions: Predictions) -> dict[str, Path]:
@@ -117,18 +128,10 @@ def choose_shown(
     return np.concatenate([rest, wrong]).astype(np.int64)
 
 
-def draw_masked_patches(
-    run: Run,
-    rows: Mapping[str, Pixels],
-    hidden: npt.NDArray[np.bool_],
-    replaced: npt.NDArray[np.bool_],
-    kept: npt.NDArray[np.bool_],
-) -> dict[str, Path]:
-    """Draw the figure of masked patch prediction, `masked`; returns its path by its name.
-
-    `rows` has n images (n, C, H, W) by the row's name. In the row "given", the patches (n, gh, gw) are marked
-    that are hidden by [mask], replaced by another patch, or kept but predicted as well.
-    """
+def draw_masked_patches(run: Run, pictures: PatchPictures) -> dict[str, Path]:
+    """Draw the figure of masked patch prediction, `masked`; returns its path by its name. In the row "given",
+    the corrupted patches are marked."""
+    rows, hidden, replaced, kept = pictures
     n = len(hidden)
     title = "Masked patch prediction: what was there?"
     figure = plots.new_figure(1.3 * n + 0.4, 1.3 * len(rows) + 0.9, title)

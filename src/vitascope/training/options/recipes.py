@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -171,23 +170,14 @@ class TrainConfig(Configuration):
         """A named recipe with other options: `TrainConfig.from_recipe("digits", epochs=3)`.
 
         Args:
-            recipe: one of `RECIPES`; None selects the one that `default_recipe` finds for the options.
+            recipe: one of `RECIPES`; None selects the one that `default_recipe` has for the options.
             **options: options of this class and of its groups; `model_options` are added to those of the
                 recipe.
 
         Raises:
             UserError: an unknown recipe or option, with the nearest known one.
         """
-        if recipe is None:
-            recipe = default_recipe(cls(**options))
-        check_choice("recipe", recipe, RECIPES)
-        base = RECIPES[recipe]
-        if "lr" in options:
-            options = {"lr_width": None, **options}  # the recipe's belongs to the recipe's rate
-        if "model_options" in options:
-            given = Architecture(model_options=options["model_options"]).model_options
-            options["model_options"] = merged_options(base.architecture.model_options, given)
-        return base.replace(**options)
+        return cls(**over_recipe(recipe, flattened(options)))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -455,48 +445,63 @@ RECIPES["masked"] = BASE.replace(task="masked", label_smoothing=0.0, color_jitte
 RECIPES["mae"] = RECIPES["masked"].replace(target="mae")
 
 
-def merged_options(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A given model option replaces that of the recipe, and the recipe's that depend on it."""
+LENGTHS = tuple(traits(TrainConfig, SetsLength))
+
+
+def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name, of which some may be given as a group: `optimization=Optimization(lr=1e-3)`."""
+    groups: dict[str, Any] = {}
+    for name in set(GROUP_OF.values()) & options.keys():
+        if dataclasses.is_dataclass(group := options[str(name)]):
+            groups |= vars(group)
+    return groups | {name: value for name, value in options.items() if not dataclasses.is_dataclass(value)}
+
+
+def over_recipe(recipe: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option by name: those of a recipe under named ones, which `flattened` returns.
+
+    A named length replaces the recipe's, a named rate is for any width, and named model options are merged.
+
+    Raises:
+        UserError: an unknown recipe, with the nearest known one.
+    """
+    recipe = default_recipe(options) if recipe is None else recipe
+    check_choice("recipe", recipe, RECIPES)
+    base = {name: RECIPES[recipe].option(name) for name in GROUP_OF}
+    if any(options.get(name) is not None for name in LENGTHS):
+        base |= dict.fromkeys(LENGTHS) | {"lengths": (), "validations": 0}
+    if "lr" in options:
+        base["lr_width"] = None
+    merged = base | dict(options)
+    if "model_options" in options:
+        named = Architecture(model_options=options["model_options"]).model_options
+        merged["model_options"] = merged_options(base["model_options"], named)
+    return merged
+
+
+def merged_options(base: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """A named model option replaces that of the recipe, and the recipe's that depend on it."""
     kept = dict(base)
     for name, needs in traits(ViTConfig, AppliesWith).items():
-        if not needs.holds(given.get(needs.option, needs.value)):
+        if not needs.holds(named.get(needs.option, needs.value)):
             kept.pop(name, None)
-    return {**kept, **given}
+    return {**kept, **named}
 
 
-def configuration(asked: Mapping[str, Any], images: float = math.inf, channels: int = 3) -> TrainConfig:
-    """A recipe with the asked options over it.
-
-    Without a recipe, the task, the weights, the data and the model decide; few colour images start from the
-    built-in model, unless a teacher, other weights or options of a new model are named.
-
-    Args:
-        asked: options by name, and the `recipe`, which may be None.
-        images: the number of images given to train on, with those drawn from them for other splits;
-            infinite before the data are open.
-        channels: of the images.
-    """
-    options = dict(asked)
-    recipe = options.pop("recipe")
-    if recipe is None:
-        named = TrainConfig(**options)
-        recipe = default_recipe(named)
-        random = named.architecture.names_model or options.get("weights") == NO_WEIGHTS
-        if recipe == "small-data" and not random and channels == 3 and images <= FEW_TO_START:
-            recipe, options["weights"] = tuned(images), BUILT_IN
-    config = TrainConfig.from_recipe(recipe, **options)
-    size = config.architecture.model or "a Vision Transformer"
-    if recipe == "cnn" and config.weights is None and not size.startswith("resnet"):
-        raise UserError(
-            f"the recipe cnn is for a CNN, not for {size}: choose model=resnet29_w32_cifar or another one, "
-            "or leave out the recipe"
-        )
-    return config
-
-
-def tuned(images: float) -> str:
-    """The recipe that tunes the built-in model on so many images."""
-    return "finetune" if images <= FEW_TO_TUNE else "small-finetune"
+def default_recipe(options: Mapping[str, Any]) -> str:
+    """The recipe that the task, the weights, the teacher, the data and the model among named options call
+    for."""
+    if options.get("task") == "masked":
+        return "mae" if options.get("target") == "mae" else "masked"
+    if options.get("lora") is not None:
+        return "lora"
+    if options.get("weights") not in (None, NO_WEIGHTS):
+        return "finetune"
+    if options.get("teacher") is not None:
+        return "distill"
+    if options.get("data", TrainConfig.data) == "digits":
+        return "digits"
+    return "cnn" if str(options.get("model")).startswith("resnet") else "small-data"
 
 
 def check_named(config: TrainConfig, named: Collection[str]) -> None:
@@ -508,18 +513,3 @@ def check_named(config: TrainConfig, named: Collection[str]) -> None:
                 f"{name}={value} has no effect with {needs.option}={other}: leave out {name}, or change "
                 f"{needs.option}"
             )
-
-
-def default_recipe(config: TrainConfig) -> str:
-    """The recipe that the task, the weights, the teacher, the data and the model of a run call for."""
-    if config.task == "masked":
-        return "mae" if config.masking.target == "mae" else "masked"
-    if config.optimization.lora is not None:
-        return "lora"
-    if config.weights is not None:
-        return "finetune"
-    if config.distillation.teacher is not None:
-        return "distill"
-    if config.data == "digits":
-        return "digits"
-    return "cnn" if (config.architecture.model or "").startswith("resnet") else "small-data"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -159,14 +158,6 @@ class Classify:
         ]
         print_first("\n       ".join(filter(None, lines)))
         return tested
-
-    def draw(self, finished: Finished, tested: Evaluation) -> dict[str, Path]:
-        """Draw the figures of a classifier."""
-        from vitascope.analysis.report.figures import draw_figures  # matplotlib delays the start of training
-
-        images = finished.loader.images.subset(tested.split, tested.indices)
-        print_first("drawing the figures")
-        return draw_figures(finished.run, finished.model, images, tested)
 
 
 def class_weights_of(balance: Balance, images: ImageSet) -> Tensor | None:

@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -38,14 +37,11 @@ from vitascope.models.positions import Layout, sincos_table
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import evaluation_mode
 from vitascope.models.vit import VisionTransformer
-from vitascope.storage import explaining_failure
-from vitascope.training.checkpoint.folders import to_resume
-from vitascope.training.distributed import by_first, print_first, sum_over_processes
+from vitascope.training.distributed import print_first, sum_over_processes
 from vitascope.training.evaluation.novelty import Novelty
 from vitascope.training.options.groups import DECODER_HEAD, Masking
-from vitascope.training.run.run import Run
 from vitascope.training.tasks.patch_targets import ColorTarget, NormalizedPixelTarget, PixelTarget, Target
-from vitascope.training.tasks.task import Examples, Finished, Monitor, PatchEvaluation, Sums
+from vitascope.training.tasks.task import Examples, Finished, Monitor, PatchEvaluation, PatchPictures, Sums
 
 MASKED, REPLACED = 0.8, 0.1
 """The shares of the corrupted patches that become [mask] and another patch; the others stay."""
@@ -256,20 +252,52 @@ class Masked:
         return []
 
     def test(self, finished: Finished) -> PatchEvaluation:
-        """Evaluate the trained module, print the result, and draw: the saved model has no `head`."""
+        """Evaluate the trained module, and print the result: the saved model has no `head`."""
         images = finished.loader.images
         metrics = self.validate(finished.module, finished.loader, finished.precision)
         accuracy = f", {metrics['accuracy']:.2%} of their colours right" if "accuracy" in metrics else ""
         print_first(
             f"{images.name:<6} loss {metrics['loss']:.3f} for hidden patches{accuracy}, after "
-            f"{finished.seconds:.1f} s of training\ndrawing the figures"
+            f"{finished.seconds:.1f} s of training"
         )
-        figures = draw_masked(finished.run, self, finished.module, images)
-        return PatchEvaluation(images.name, len(images), metrics, figures)
+        return PatchEvaluation(images.name, len(images), metrics, self.pictures(finished.module, images))
 
-    def draw(self, finished: Finished, tested: PatchEvaluation) -> dict[str, Path]:
-        """The figures that `test` has drawn."""
-        return tested.figures
+    @torch.inference_mode()
+    def pictures(self, module: nn.Module, images: ImageSet) -> PatchPictures:
+        """Predictions for `DRAWN` images, spread evenly over a set.
+
+        Every process computes, since each may hold a part of the module.
+        """
+        device, arrays = next(module.parameters()).device, []
+        for index in images.spread(DRAWN):
+            with contextlib.suppress(ImageError):  # the loader has reported it
+                arrays.append(self.preprocess.pixels(images.sources[index]))
+        pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
+        drawn = on_device(self.hidden(0, 0, np.arange(len(pixels))), device)
+        with evaluation_mode(module):
+            outputs = module(self.preprocess.normalize(pixels), *drawn)
+        target, (patch, grid) = self.target, (self.config.patch_hw, self.config.grid)
+        patches = patchify(pixels, patch)  # (n, N, C * ph * pw)
+
+        def with_patches(others: Tensor) -> npt.NDArray[np.uint8]:
+            """The images with `others` in place of the corrupted patches."""
+            whole = unpatchify(put(patches, drawn.places, others), grid, patch)
+            return (whole * 255).round().byte().cpu().numpy()
+
+        targets, answers = take(target.targets(pixels), drawn.places), take(patches, drawn.places)
+        rows = {
+            "image": with_patches(answers),
+            "given": with_patches(take(patches, drawn.sources)),
+            target.caption: with_patches(target.pictures(target.predictions(outputs), answers).flatten(2)),
+            "right answer": with_patches(target.pictures(targets, answers).flatten(2)),
+        }
+        replaced = drawn.sources != drawn.places  # (n, corrupted)
+        nothing = patches.new_zeros(patches.shape[:2], dtype=torch.bool)  # (n, N)
+        marks = [
+            nothing.scatter(1, drawn.places, mark).unflatten(1, grid).cpu().numpy()
+            for mark in (drawn.masked, replaced, ~replaced & ~drawn.masked)
+        ]
+        return PatchPictures(rows, *marks)
 
     def _means(
         self, module: nn.Module, images: Tensor, seed: int, epoch: int, indices: npt.NDArray[np.int64]
@@ -279,56 +307,6 @@ class Masked:
         outputs = module(self.preprocess.normalize(images), *drawn)  # (B, n, outputs)
         means = self.target.measure(outputs, take(self.target.targets(images), drawn.places))
         return {**means, "count": torch.ones_like(means["loss"])}
-
-
-# The figure
-
-
-@torch.inference_mode()
-def draw_masked(run: Run, task: Masked, module: nn.Module, images: ImageSet) -> dict[str, Path]:
-    """Draw predictions for `DRAWN` images, spread evenly over a set; returns the path by its name.
-
-    Every process computes, since each may hold a part of the module; the first one draws.
-    """
-    device, arrays = next(module.parameters()).device, []
-    for index in images.spread(DRAWN):
-        with contextlib.suppress(ImageError):  # the loader has reported it
-            arrays.append(task.preprocess.pixels(images.sources[index]))
-    pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
-    drawn = on_device(task.hidden(0, 0, np.arange(len(pixels))), device)
-    with evaluation_mode(module):
-        outputs = module(task.preprocess.normalize(pixels), *drawn)
-    target, (patch, grid) = task.target, (task.config.patch_hw, task.config.grid)
-    patches = patchify(pixels, patch)  # (n, N, C * ph * pw)
-
-    def with_patches(others: Tensor) -> npt.NDArray[np.uint8]:
-        """The images with `others` in place of the corrupted patches."""
-        whole = unpatchify(put(patches, drawn.places, others), grid, patch)
-        return (whole * 255).round().byte().cpu().numpy()
-
-    targets, answers = take(target.targets(pixels), drawn.places), take(patches, drawn.places)
-    rows = {
-        "image": with_patches(answers),
-        "given": with_patches(take(patches, drawn.sources)),
-        target.caption: with_patches(target.pictures(target.predictions(outputs), answers).flatten(2)),
-        "right answer": with_patches(target.pictures(targets, answers).flatten(2)),
-    }
-    replaced = drawn.sources != drawn.places  # (n, corrupted)
-    nothing = patches.new_zeros(patches.shape[:2], dtype=torch.bool)  # (n, N)
-    marks = (
-        nothing.scatter(1, drawn.places, mark).unflatten(1, grid).cpu().numpy()
-        for mark in (drawn.masked, replaced, ~replaced & ~drawn.masked)
-    )
-
-    def draw() -> dict[str, Path]:
-        from vitascope.analysis.report.figures import (
-            draw_masked_patches,  # matplotlib delays the start of training
-        )
-
-        with explaining_failure(run.path, "the figures", to_resume(run.path)):
-            return draw_masked_patches(run, rows, *marks)
-
-    return by_first(draw)
 
 
 CONVOLUTIONAL = ("resnet", "tokenizer")

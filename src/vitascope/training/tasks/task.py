@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +56,19 @@ class Finished:
     """Time in the training loop."""
 
 
+class PatchPictures(NamedTuple):
+    """Predictions of corrupted patches for n images."""
+
+    rows: dict[str, npt.NDArray[np.uint8]]
+    """The images (n, C, H, W) by the name of their row: whole, as `given`, predicted, right."""
+    hidden: npt.NDArray[np.bool_]
+    """The patches (n, gh, gw) that are hidden by [mask]."""
+    replaced: npt.NDArray[np.bool_]
+    """Those replaced by another patch."""
+    kept: npt.NDArray[np.bool_]
+    """Those that are unchanged, but predicted as well."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PatchEvaluation:
     """Means over a split for masked patches: `loss`, and `accuracy` if patches are classified."""
@@ -64,7 +76,7 @@ class PatchEvaluation:
     split: str
     images: int
     metrics: dict[str, float]
-    figures: dict[str, Path]
+    pictures: PatchPictures
 
     def summary(self) -> dict[str, Any]:
         """Plain values for `metrics.jsonl`."""
@@ -137,6 +149,3 @@ class Task(Protocol):
 
     def test(self, finished: Finished) -> Any:
         """Evaluate the finished model and print the result; all processes call it."""
-
-    def draw(self, finished: Finished, tested: Any) -> dict[str, Path]:
-        """Draw the figures of the finished model; returns their paths by name."""
