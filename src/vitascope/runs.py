@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 from vitascope.arguments import checked
-
-if TYPE_CHECKING:
-    from vitascope.data.splits import ImageSet, Splits
-    from vitascope.models.vision_model import VisionModel
-    from vitascope.training.keywords import ResumeKeywords, TrainKeywords
-    from vitascope.training.options.recipes import TrainConfig
-    from vitascope.training.results import PretrainResult, TrainResult
-    from vitascope.training.run.run import Run
+from vitascope.data.splits import ImageSet, Splits
+from vitascope.models.vision_model import VisionModel
+from vitascope.training.keywords import ResumeKeywords, TrainKeywords
+from vitascope.training.options.recipes import TrainConfig
+from vitascope.training.results import PretrainResult, TrainResult
+from vitascope.training.resume import resume_run
+from vitascope.training.run.run import Run
+from vitascope.training.train import run_training
 
 
 class _Report:
@@ -55,8 +55,6 @@ def train(
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    from vitascope.training.train import run_training
-
     result = run_training(config, recipe, options, task="classify", reporter=_Report())
     return cast("TrainResult", result)
 
@@ -75,8 +73,6 @@ def pretrain(
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    from vitascope.training.train import run_training
-
     task: dict[str, Any] = {"task": "masked"} if config is None and recipe is None else {}
     result = run_training(config, recipe, {**task, **options}, task="masked", reporter=_Report())
     return cast("PretrainResult", result)
@@ -116,7 +112,6 @@ def resume(
             classes or the model, or options that are not execution options.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    from vitascope.training.resume import resume_run
 
     def begin(member: TrainConfig) -> object:
         return train(member)

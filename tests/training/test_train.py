@@ -140,7 +140,7 @@ def test_train_takes_options_as_keywords_and_derives_the_recipe(monkeypatch) -> 
     def run_training(config: TrainConfig | None, recipe: str | None, options: Any, **_: Any) -> None:
         configs.append(Request.of(config, recipe, options).config)
 
-    monkeypatch.setattr("vitascope.training.train.run_training", run_training)
+    monkeypatch.setattr("vitascope.runs.run_training", run_training)
     vs.train(data="digits", epochs=1)
     vs.train(recipe="base", lr=1e-4)
     vs.train(TrainConfig(lr=0.01), epochs=7)
