@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast
@@ -55,8 +56,8 @@ def train(
         UserError: data, model or options that cannot be used.
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
-    result = run_training(config, recipe, options, task="classify", reporter=_Report())
-    return cast("TrainResult", result)
+    run = partial(run_training, task="classify", reporter=_Report())
+    return cast("TrainResult", run(config, recipe, options))
 
 
 def pretrain(
@@ -74,8 +75,8 @@ def pretrain(
         Interrupted: by SIGINT or SIGTERM, after saving a checkpoint.
     """
     task: dict[str, Any] = {"task": "masked"} if config is None and recipe is None else {}
-    result = run_training(config, recipe, {**task, **options}, task="masked", reporter=_Report())
-    return cast("PretrainResult", result)
+    run = partial(run_training, task="masked", reporter=_Report())
+    return cast("PretrainResult", run(config, recipe, {**task, **options}))
 
 
 @checked

@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests.training import signalled, tiny_config, undrawn, write_folder
 from tests.training.test_several_labels import write_table
 from vitascope.analysis.evaluate import evaluate
-from vitascope.analysis.report import write
+from vitascope.analysis.report import figures, write
 from vitascope.analysis.report.comparison import RunComparison
 from vitascope.analysis.report.overview import training
 from vitascope.data.targets import ClassIndices
@@ -140,9 +140,15 @@ def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(photos: 
         ):
             resume(member.path)
         monkeypatch.setattr(write, "write_report", written)
-        monkeypatch.setattr(write, "redraw_figures", lambda run, *_: drawn.append(f"figures {run.name}"))
+
+        def pictured(run: Run, *_: object) -> dict[str, Path]:
+            drawn.append(f"figures {run.name}")
+            return {}
+
+        monkeypatch.setattr(figures, "draw_figures", pictured)
+        monkeypatch.setattr(write, "draw_figures", pictured)
         resume(tmp_path / "run")
-    assert drawn == ["figures 1", "1", "2", "3", "figures run", "run"]
+    assert drawn == [f"{what}{run}" for run in ("1", "2", "3", "run") for what in ("figures ", "")]
 
 
 def test_minutes_too_short_for_a_fold_are_those_of_all_and_leave_no_folder(

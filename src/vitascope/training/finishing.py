@@ -77,21 +77,34 @@ def finish(trainer: Trainer, reporter: Reporter) -> TrainResult | PretrainResult
             and config.fold is None
         ):
             distributed.print_first(f"       {DIGITS_BASELINE:.2%} scikit-learn's SVC() on the same split")
+        figures: dict[str, Path] = {}
         again = isinstance(tested, Evaluation)  # a saved model of pre-training has no head that could draw
-
-        def figures() -> dict[str, Path]:
-            return distributed.by_first(lambda: _drawn(trainer, model, tested, reporter, again=again))
-
-        figures_before = {} if again else figures()
+        if not again:
+            figures = distributed.by_first(lambda: _drawn(trainer, model, tested, reporter, again=again))
         distributed.by_first(lambda: _save(trainer, model, kept, novelties, tested))
-        paths = figures() if again else figures_before
+        if again:
+            figures = distributed.by_first(lambda: _drawn(trainer, model, tested, reporter, again=again))
         report = distributed.by_first(lambda: _report(trainer, reporter))
         if run.store is not None:
             later = f"`vitascope train --resume {shlex.quote(run.ref)}` on this machine uploads it"
             distributed.by_first(partial(run.store.finish, later))
-    made: dict[str, Any] = {"run": run.path, "model": model.cpu(), "seconds": trainer.seconds}
-    made |= {"figures": paths, "report": report, "url": run.url}
-    result = (TrainResult if config.task == "classify" else PretrainResult)(evaluation=tested, **made)
+    # In no frame that the error of an upload may keep: the local copy lasts as long as the result.
+    return _result(trainer, model.cpu(), tested, figures, report)
+
+
+def _result(
+    trainer: Trainer, model: Any, tested: Any, figures: dict[str, Path], report: Path
+) -> TrainResult | PretrainResult:
+    run, kind = trainer.run, TrainResult if trainer.config.task == "classify" else PretrainResult
+    result = kind(
+        run=run.path,
+        model=model,
+        evaluation=tested,
+        seconds=trainer.seconds,
+        figures=figures,
+        report=report,
+        url=run.url,
+    )
     if run.store is not None and distributed.is_first():
         run.store.remove_with(result)
     return result

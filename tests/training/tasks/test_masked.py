@@ -14,7 +14,6 @@ from torch import nn
 
 from tests.models import random_images, small_config
 from tests.training.tasks import TRAINABLE, examples, masked_task, noisy_set, pictures, small_module
-from vitascope.analysis.report import figures
 from vitascope.analysis.report.figures import draw_masked_patches
 from vitascope.data.loading import Loader
 from vitascope.data.randomness import uniform
@@ -31,7 +30,6 @@ from vitascope.training.tasks.masked import (
     MaskedPatchModel,
     body_config,
     corruption,
-    draw_masked,
     random_mask,
 )
 
@@ -236,22 +234,14 @@ def test_validation_is_the_mean_over_a_split_and_repeatable(target: str) -> None
 @pytest.mark.parametrize(
     ("target", "channels"), [("mean_color", 3), ("downsampled", 1), ("pixels", 3), ("mae", 1)]
 )
-def test_figure_shows_hidden_patches_and_predictions(
-    tmp_path: Path, target: str, channels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_shows_hidden_patches_and_predictions(tmp_path: Path, target: str, channels: int) -> None:
     task, images = masked_task(target, in_channels=channels), noisy_set(3, channels=channels)
-    drawn: list[Any] = []
-
-    def spy(*arguments: Any) -> dict[str, Path]:
-        drawn.extend(arguments)
-        return draw_masked_patches(*arguments)
-
-    monkeypatch.setattr(figures, "draw_masked_patches", spy)
-    found = draw_masked(Run(tmp_path), task, small_module(task), images)
+    shown = task.pictures(small_module(task), images)
+    found = draw_masked_patches(Run(tmp_path), shown)
     assert found == {"masked": tmp_path / "figures" / "masked.png"}
     with Image.open(found["masked"]) as figure:
         assert min(figure.size) > 300
-    _, rows, hidden, replaced, kept = drawn
+    rows, hidden, replaced, kept = shown
     assert hidden.shape == replaced.shape == kept.shape == (3, 4, 4)
     corrupted = hidden | replaced | kept
     assert ((hidden + 0 + replaced + kept).sum(axis=(1, 2)) == 8).all()  # each is one of the three
