@@ -156,6 +156,7 @@ def test_a_broken_configuration_is_not_taken_for_missing_images(good: Path, tmp_
     (broken / "report.html").touch()
     (broken / layout.CONFIG).write_text("task: &task classify\ndata: *task\n")
     with pytest.raises(
-        vs.UserError, match=r"config\.yaml is broken: line 2: references \(& and \*\) are not read$"
+        vs.UserError,
+        match=r"config\.yaml is broken: line 2: references \(& and \*\) are not read; restore it",
     ):
         rewrite_report(vs.Run(broken))

@@ -8,7 +8,6 @@ that has begun or resumed it. Any other one stops before its next upload.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,7 +15,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from vitascope.remote.stores import (
     upload,
     walk,
 )
+from vitascope.serialization import check_record, explaining_faults, parse_json
 from vitascope.storage import check_room, explaining_failure, locked, replacing
 
 _FINISHED = f"{layout.MODEL}/config.json"
@@ -154,12 +154,11 @@ class StoredRun:
     def _files_of(self, step: int, manifest: bytes) -> dict[str, RemoteObject]:
         """The files of a checkpoint, as its manifest lists them: `list_folder` leaves out hidden ones."""
         folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
-        try:
-            names = [str(name) for name in json.loads(manifest)["files"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            names = [""]
-        if any("/" in name or name in ("", ".", "..") for name in names):
-            raise UserError(f"{self.url}/{folder}/{layout.MANIFEST} is broken: it lists other files")
+        with explaining_faults(f"{self.url}/{folder}/{layout.MANIFEST}", "remove this checkpoint"):
+            record = check_record(parse_json(manifest.decode()), {"files": Mapping}, ("files",))
+            names = [*record["files"]]
+            if any("/" in name or name in ("", ".", "..") for name in names):
+                raise ValueError("it lists other files")
         found = {}
         for name in (*names, layout.MANIFEST):
             each = find_object(f"{self.url}/{folder}/{name}")
