@@ -108,8 +108,8 @@ class SplitRecord:
 
     def among(self, images: ImageSet, split: str) -> npt.NDArray[np.bool_]:
         """Whether each image has the content of an image of the split, even of a skipped one, (N,)."""
-        known = np.concatenate([part.contents for name, part, _ in self.lines() if name == split])
-        return np.isin(images.identified().contents, known[known != UNREADABLE])
+        contents = np.concatenate([part.contents for name, part, _ in self.lines() if name == split])
+        return np.isin(images.identified().contents, contents[contents != UNREADABLE])
 
     def write(self, path: Path) -> None:
         """Write the record as gzipped JSON lines: a header, then one line per image."""
@@ -174,12 +174,11 @@ def _recorded_part(
     lines: Sequence[tuple[str, Any, str, str | None]], class_names: tuple[str, ...]
 ) -> RecordedPart:
     names, labels, contents, folds = zip(*lines, strict=True) if lines else ((), (), (), ())
-    known = [fold for fold in folds if fold is not None]
     return RecordedPart(
         names,
         targets_from_json(labels, class_names),
         np.array(contents, dtype=np.bytes_),
-        np.array(known, dtype=np.str_),
+        np.array([fold for fold in folds if fold is not None], dtype=np.str_),
     )
 
 

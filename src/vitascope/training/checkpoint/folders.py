@@ -123,8 +123,8 @@ def remove_checkpoints(run: Path, *, keep_state: bool = False) -> None:
     folder = run / CHECKPOINTS
     models = [folder / name for name in ("start", "last", "best") if (folder / name).is_dir()]
     kept = checkpoints(run)[-1:] if keep_state else []
-    for found in (*models, *(one for one in _numbered(run) if one not in kept), *_leftovers(folder)):
-        _remove(found)
+    for path in (*models, *(one for one in _numbered(run) if one not in kept), *_leftovers(folder)):
+        _remove(path)
     with contextlib.suppress(OSError):  # not empty
         folder.rmdir()
 

@@ -61,7 +61,7 @@ class Predictions:
         ]
         return all(
             np.array_equal(*pair)
-            if any(isinstance(each, np.ndarray) for each in pair)
+            if any(isinstance(value, np.ndarray) for value in pair)
             else pair[0] == pair[1]
             for pair in pairs
         )

@@ -226,8 +226,8 @@ class Run:
             run._check_exists()
             return run, None
         if str(ref) == "auto":
-            found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
-            unfinished = [run for run in found if not run.finished]
+            runs = (cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}"))
+            unfinished = [run for run in runs if not run.finished]
             if not unfinished:
                 raise UserError("runs: no unfinished run to resume")
 
@@ -417,8 +417,8 @@ class Run:
     @property
     def epochs_done(self) -> float:
         """The number of epochs so far; of a run with folds, the mean of its runs."""
-        found = [run.records("epoch") for run in self.members or [self]]
-        return statistics.mean(records[-1]["epoch"] if records else 0 for records in found)
+        runs = [run.records("epoch") for run in self.members or [self]]
+        return statistics.mean(records[-1]["epoch"] if records else 0 for records in runs)
 
     @property
     def planned_epochs(self) -> float | None:
@@ -441,8 +441,8 @@ class Run:
     def predictions(self) -> Predictions | None:
         """Predictions of the finished classifier on its test images; None if the run has none."""
         path = self.path / layout.PREDICTIONS
-        found = Predictions.load(path) if path.is_file() else None
-        return found if found is not None and len(found.labels) else None
+        predictions = Predictions.load(path) if path.is_file() else None
+        return predictions if predictions is not None and len(predictions.labels) else None
 
     def save_predictions(self, predictions: Predictions) -> None:
         """Write the predictions of the finished classifier."""
@@ -509,7 +509,7 @@ class Run:
             sets = tuple(images for images in inventory.sets if images.name != "test")
             inventory = dataclasses.replace(inventory, sets=sets)
         restored = restore(record, inventory, [record.measured] if check is None else check)
-        if not any((found >= 0).any() for found in restored.found.values()):
+        if not any((places >= 0).any() for places in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "
                 "tested on; these are other data"
@@ -522,12 +522,12 @@ class Run:
         """Where the run's data are, and a line if there are others: beside the run, as when it began, else in
         the recorded place."""
         beside = Path(os.path.normpath(self.path.absolute() / record.place))
-        given = Path(recorded).expanduser()
+        first = Path(recorded).expanduser()
         if not record.place or not os.path.exists(beside):  # also where the name is too long for a path
             return recorded, []
-        if not os.path.exists(given):
+        if not os.path.exists(first):
             return str(beside), []
-        if given.samefile(beside):
+        if first.samefile(beside):
             return recorded, []
         return str(beside), [f"uses the data beside the run, {beside}, not those in {recorded}"]
 
@@ -599,11 +599,11 @@ def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
 
     The name of a built-in model stays as it is, also beside a folder of the same name.
     """
-    given = {
+    refs = {
         name: str(value) for name in traits(TrainConfig, NamesFile) if (value := config.get(name)) is not None
     }
-    kept = {name for name, value in given.items() if name != "data" and built_in(value) is not None}
-    return {name: value if name in kept else lasting_path(value) for name, value in given.items()}
+    names = {name for name, ref in refs.items() if name != "data" and built_in(ref) is not None}
+    return {name: ref if name in names else lasting_path(ref) for name, ref in refs.items()}
 
 
 def lasting_path(ref: str) -> str:

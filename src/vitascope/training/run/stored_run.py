@@ -127,15 +127,15 @@ class StoredRun:
             return
         for model in saved:
             if layout.step_of_folder(model.rpartition("/")[2]) is None:
-                files |= {name_in(each.url, self.url): each for each in walk(model)}
+                files |= {name_in(file.url, self.url): file for file in walk(model)}
         if complete:
             files |= self._files_of(newest, complete[newest])
         self._replace(files)
 
     def _check_same(self, environment: RemoteObject | None) -> None:
         """Reject a local copy of another run, by the record of its start."""
-        own = self.path / layout.ENVIRONMENT
-        if environment is not None and own.is_file() and fetched(environment.url) != own.read_bytes():
+        local = self.path / layout.ENVIRONMENT
+        if environment is not None and local.is_file() and fetched(environment.url) != local.read_bytes():
             raise UserError(
                 f"{self.url} is another run than the one in {self.path}, which was interrupted here: move "
                 "this folder away, or remove it"
@@ -159,12 +159,9 @@ class StoredRun:
             names = [*record["files"]]
             if any("/" in name or name in ("", ".", "..") for name in names):
                 raise ValueError("it lists other files")
-        found = {}
-        for name in (*names, layout.MANIFEST):
-            each = find_object(f"{self.url}/{folder}/{name}")
-            if each is not None:
-                found[f"{folder}/{name}"] = each
-        return found
+        paths = [f"{folder}/{name}" for name in (*names, layout.MANIFEST)]
+        files = {path: find_object(f"{self.url}/{path}") for path in paths}
+        return {path: file for path, file in files.items() if file is not None}
 
     def _replace(self, files: dict[str, RemoteObject]) -> None:
         """Make these the files of the local copy, which is older."""
@@ -183,8 +180,8 @@ class StoredRun:
 
     def claim(self) -> None:
         """Become the writer of the run in place of any other process; raises as `upload`."""
-        own = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
-        content = f"{own}\n{secrets.token_hex(8)}\n".encode()
+        process = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        content = f"{process}\n{secrets.token_hex(8)}\n".encode()
         path = self.path.with_name(_WRITER)
         try:
             path.write_bytes(content)
@@ -201,11 +198,11 @@ class StoredRun:
             return self.claim()
         marker = f"{self.url}/{_WRITER}"
         try:
-            found = fetched(marker) if exists(marker) else b""
+            writer = fetched(marker) if exists(marker) else b""
         except ChangedError as error:
             raise StoreError(f"{marker}: {error}") from error
-        if found != self._writer:
-            name = found.decode(errors="replace").partition("\n")[0]
+        if writer != self._writer:
+            name = writer.decode(errors="replace").partition("\n")[0]
             state = f"is written by {name}" if name else "was finished or removed by another process"
             raise OtherWriterError(f"{self.url} {state}, so this process stops; its own copy is {self.path}")
 
@@ -295,7 +292,7 @@ class StoredRun:
     def _names(self) -> Iterator[str]:
         """The local files by their paths in the run folder, without locks and what is being written."""
         for folder, folders, names in os.walk(self.path):
-            folders[:] = [each for each in folders if not each.startswith(".")]
+            folders[:] = [name for name in folders if not name.startswith(".")]
             in_checkpoint = layout.step_of_folder(Path(folder).name) is not None
             for name in names:
                 if in_checkpoint or not name.startswith("."):
@@ -303,8 +300,8 @@ class StoredRun:
 
     def _local_steps(self) -> set[int]:
         """The complete checkpoints of the local copy."""
-        found = self.path.glob(f"{layout.CHECKPOINTS}/*/{layout.MANIFEST}")
-        return {step for path in found if (step := layout.step_of_folder(path.parent.name)) is not None}
+        manifests = self.path.glob(f"{layout.CHECKPOINTS}/*/{layout.MANIFEST}")
+        return {step for path in manifests if (step := layout.step_of_folder(path.parent.name)) is not None}
 
     def _note(self, names: Iterator[str] | dict[str, RemoteObject]) -> None:
         """Note that the store has these files."""
