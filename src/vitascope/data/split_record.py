@@ -140,10 +140,9 @@ class SplitRecord:
             head = check_record(parse_json(file.readline(_LONGEST_LINE)), {"version": int}, ("version",))
             if head["version"] == VERSION:
                 return cls._of_lines(head, file)
-        advice = (
-            "update it" if head["version"] > VERSION else "train again, or use the vitascope that wrote it"
-        )
-        raise UserError(f"{path}: version {head['version']}, this vitascope reads {VERSION}; {advice}")
+        version = head["version"]
+        advice = "update it" if version > VERSION else "train again, or use the vitascope that wrote it"
+        raise UserError(f"{path}: version {version}, this vitascope reads {VERSION}; {advice}")
 
     @classmethod
     def _of_lines(cls, head: dict[str, Any], file: TextIO) -> SplitRecord:

@@ -326,16 +326,13 @@ class Run:
     def config(self) -> Mapping[str, Any]:
         """Every option by name."""
         self._check_exists()
-        members, length = (
-            Annotated[int | None, Range(ge=0, le=MAX_MEMBERS)],
-            Annotated[float | None, Range(gt=0)],
-        )
+        members, length = Range(ge=0, le=MAX_MEMBERS), Range(gt=0)
         types = {
             **dict.fromkeys(traits(TrainConfig, NamesFile), str | None),
-            **dict.fromkeys(traits(TrainConfig, SetsLength), length),
+            **dict.fromkeys(traits(TrainConfig, SetsLength), Annotated[float | None, length]),
             **{"task": _Task, "data": str, "seed": Annotated[int, Range(ge=0, lt=2**63)]},
             **{"steps": Annotated[int | None, Range(ge=0)], "lengths": tuple[tuple[int, int], ...]},
-            **dict.fromkeys(("folds", "fold"), members),
+            **dict.fromkeys(("folds", "fold"), Annotated[int | None, members]),
         }
         return read_record(self.config_file, types, ("task", "data", "seed"))
 
