@@ -1,4 +1,4 @@
-"""JSON and YAML as our files have them: plain values and finite numbers.
+"""JSON and YAML as our files have them: records of plain values and finite numbers.
 
 A file may be damaged, edited by hand or hostile. What the standard readers accept beyond our needs (NaN,
 numbers that no float holds, references between values, tags that name types) is a ValueError here.
@@ -9,13 +9,58 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vitascope.arguments import check_value
+from vitascope.errors import UserError
+
 MAX_DIGITS = 300
 """Digits of an integer: one with more is larger than any float."""
+
+
+@contextmanager
+def explaining_faults(path: object, remedy: str = "restore it, or name another run") -> Iterator[None]:
+    """Turn every fault of reading a file into one line: the file, what is wrong, and what to do."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        reason = str(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path} is broken: {reason}; {remedy}") from error
+
+
+def check_record(
+    values: object, types: Mapping[str, Any], needed: Collection[str] = (), others: Any = Any
+) -> dict[str, Any]:
+    """The values of an object of JSON or YAML by name, of which some are needed; a ValueError for no object,
+    an absent name, or a value that is not of its annotation, or of that for `others`; see `check_value`."""
+    if not isinstance(values, dict):
+        raise ValueError(f"a {type(values).__name__}, not an object")
+    if absent := [name for name in needed if name not in values]:
+        raise ValueError(f"it has no {', '.join(absent)}")
+    for name, value in values.items():
+        kind = types.get(name, others)
+        if kind is not Any and kind is not type(value):
+            check_value(name, value, kind)
+    return values
+
+
+def read_record(
+    path: Path, types: Mapping[str, Any], needed: Collection[str] = (), others: Any = Any
+) -> dict[str, Any]:
+    """The record in a file of JSON, or of YAML by its ending, as of `check_record`; empty without a file."""
+    if not path.is_file():
+        return {}
+    with explaining_faults(path):
+        values = read_yaml(path) if path.suffix == ".yaml" else parse_json(path.read_text(encoding="utf-8"))
+        return check_record(values, types, needed, others)
 
 
 def parse_json(text: str) -> Any:

@@ -122,6 +122,7 @@ def test_dropped_picture_shows_its_class_and_its_attention(visit: Visit, tmp_pat
 def test_names_are_text(visit: Visit) -> None:
     visit.open_sample()
     visit.press("g")
+    assert visit.page.input_value("#method") == "occlusion"
     for name in HOSTILE:
         visit.page.fill("#search", name)
         visit.page.keyboard.press("Enter")

@@ -10,11 +10,10 @@ import dataclasses
 import gzip
 import itertools
 import json
-import zlib
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +22,16 @@ from vitascope.data.contents import UNREADABLE, contents_of, image_name
 from vitascope.data.formats.folder import OUTSIDE
 from vitascope.data.splits import ImageSet, Inventory, LazySources, Splits, check_known_classes
 from vitascope.data.targets import Targets, targets_from_json
-from vitascope.errors import UserError
+from vitascope.errors import UserError, check_choice
 from vitascope.formatting import canonical
 from vitascope.models.decoding import Encoded, ImageSource
-from vitascope.serialization import parse_json
+from vitascope.serialization import check_record, explaining_faults, parse_json
 
 VERSION = 2
 """Of the file; in version 1, the content of a large file was a hash of parts of it."""
 _LONGEST_LINE = 1 << 24  # characters: the names of a hundred thousand classes
-_FAULTS = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError)
+_HEAD = {"version": int, "images": int, "data": str, "class_names": tuple[str, ...], "parts": tuple[str, ...]}
+_LINE = {"split": str, "name": str, "content": str, "fold": str, "skipped": bool}
 _NAMED = 3  # images that a message names
 
 
@@ -108,8 +108,8 @@ class SplitRecord:
 
     def among(self, images: ImageSet, split: str) -> npt.NDArray[np.bool_]:
         """Whether each image has the content of an image of the split, even of a skipped one, (N,)."""
-        known = np.concatenate([part.contents for name, part, _ in self.lines() if name == split])
-        return np.isin(images.identified().contents, known[known != UNREADABLE])
+        contents = np.concatenate([part.contents for name, part, _ in self.lines() if name == split])
+        return np.isin(images.identified().contents, contents[contents != UNREADABLE])
 
     def write(self, path: Path) -> None:
         """Write the record as gzipped JSON lines: a header, then one line per image."""
@@ -135,38 +135,37 @@ class SplitRecord:
     @classmethod
     def read(cls, path: Path) -> SplitRecord:
         """The record in a file of `write`."""
-        try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                head = parse_json(file.readline(_LONGEST_LINE))
-                if head["version"] != VERSION:
-                    newer = isinstance(head["version"], int) and head["version"] > VERSION
-                    advice = "update it" if newer else "train again, or use the vitascope that wrote it"
-                    raise UserError(
-                        f"{path}: version {head['version']!r}, this vitascope reads {VERSION}; {advice}"
-                    )
-                class_names, place = tuple(map(canonical, head["class_names"])), head["data"]
-                lines: dict[bool, dict[str, list[tuple[str, Any, str, str | None]]]] = {
-                    False: {split: [] for split in head["parts"]},
-                    True: defaultdict(list),
-                }
-                while text := file.readline(_LONGEST_LINE):
-                    line = parse_json(text)
-                    part = lines[line.get("skipped", False)][line["split"]]
-                    part.append(_checked(line))
-            parts, skipped = (
-                {split: _recorded_part(found, class_names) for split, found in lines[kind].items()}
-                for kind in (False, True)
-            )
-            record = cls(class_names, parts, place, skipped)
-            count = sum(len(part.names) for _, part, _ in record.lines())
-            if count != head["images"] or not {"train", "val"} <= parts.keys():
-                raise ValueError(f"{count} of {head['images']} images")
-        except UserError:
-            raise
-        except _FAULTS as error:
-            raise UserError(
-                f"{path} is damaged ({error}); restore it, or remove it to skip the check of the split"
-            ) from error
+        remedy = "restore it, or remove it to skip the check of the split"
+        with explaining_faults(path, remedy), gzip.open(path, "rt", encoding="utf-8") as file:
+            head = check_record(parse_json(file.readline(_LONGEST_LINE)), {"version": int}, ("version",))
+            if head["version"] == VERSION:
+                return cls._of_lines(head, file)
+        version = head["version"]
+        advice = "update it" if version > VERSION else "train again, or use the vitascope that wrote it"
+        raise UserError(f"{path}: version {version}, this vitascope reads {VERSION}; {advice}")
+
+    @classmethod
+    def _of_lines(cls, head: dict[str, Any], file: TextIO) -> SplitRecord:
+        """The record of a header and the lines below it; a ValueError for others."""
+        check_record(head, _HEAD, _HEAD)
+        class_names = tuple(map(canonical, head["class_names"]))
+        lines: dict[bool, dict[str, list[tuple[str, Any, str, str | None]]]] = {
+            False: {split: [] for split in head["parts"]},
+            True: defaultdict(list),
+        }
+        while text := file.readline(_LONGEST_LINE):
+            line = check_record(parse_json(text), _LINE, ("split", "name", "label", "content"))
+            check_choice("split", line["split"], head["parts"])
+            part = lines[line.get("skipped", False)][line["split"]]
+            part.append((line["name"], line["label"], line["content"], line.get("fold")))
+        parts, skipped = (
+            {split: _recorded_part(listed, class_names) for split, listed in lines[kind].items()}
+            for kind in (False, True)
+        )
+        record = cls(class_names, parts, head["data"], skipped)
+        count = sum(len(part.names) for _, part, _ in record.lines())
+        if count != head["images"] or not {"train", "val"} <= parts.keys():
+            raise ValueError(f"{count} of {head['images']} images")
         return record
 
 
@@ -174,22 +173,12 @@ def _recorded_part(
     lines: Sequence[tuple[str, Any, str, str | None]], class_names: tuple[str, ...]
 ) -> RecordedPart:
     names, labels, contents, folds = zip(*lines, strict=True) if lines else ((), (), (), ())
-    known = [fold for fold in folds if fold is not None]
     return RecordedPart(
         names,
         targets_from_json(labels, class_names),
         np.array(contents, dtype=np.bytes_),
-        np.array(known, dtype=np.str_),
+        np.array([fold for fold in folds if fold is not None], dtype=np.str_),
     )
-
-
-def _checked(line: dict[str, Any]) -> tuple[str, Any, str, str | None]:
-    """The name, the label, the content and the fold, if it has one, of an image's line; a ValueError for
-    other types of the texts."""
-    name, label, content, fold = line["name"], line["label"], line["content"], line.get("fold")
-    if not isinstance(name, str) or not isinstance(content, str) or not isinstance(fold, str | None):
-        raise ValueError("an image without a name or a content")
-    return name, label, content, fold
 
 
 def record_of(splits: Splits, place: str = "") -> SplitRecord:

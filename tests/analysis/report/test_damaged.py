@@ -155,7 +155,5 @@ def test_a_broken_configuration_is_not_taken_for_missing_images(good: Path, tmp_
     broken = shutil.copytree(good, tmp_path / "broken")
     (broken / "report.html").touch()
     (broken / layout.CONFIG).write_text("task: &task classify\ndata: *task\n")
-    with pytest.raises(
-        vs.UserError, match=r"config\.yaml is broken: line 2: references \(& and \*\) are not read$"
-    ):
+    with pytest.raises(vs.UserError, match=r"config\.yaml is broken: line 2: references .* are not read; "):
         rewrite_report(vs.Run(broken))

@@ -193,7 +193,7 @@ def test_a_given_architecture_has_precedence(tmp_path: Path) -> None:
 def test_settings_that_are_no_json_object_are_rejected_by_name(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps([1]))
-    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: not a JSON object"):
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: .*: a list, not an object"):
         open_source(tmp_path)
 
 

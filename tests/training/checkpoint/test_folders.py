@@ -114,12 +114,12 @@ def test_intact_checkpoint_is_not_rewritten_and_a_broken_one_is(
 
 GOOD = '"state.pt": {"bytes": 1, "sha256": "0"}'
 NONSENSE = {
-    "": "an empty file",
-    '{"step": 2, "files"': "not readable as JSON",
-    "[1]": "not a JSON object",
-    "{}": "lists no files",
-    '{"step": 2, "files": []}': "lists no files",
-    f'{{"step": 1, "files": {{{GOOD}}}}}': "of step 1, in the folder step-00000002",
+    "": "is broken: Expecting value",
+    '{"step": 2, "files"': "is broken: Expecting",
+    "[1]": "a list, not an object; remove this checkpoint",
+    "{}": "it has no step, files",
+    '{"step": 2, "files": []}': "a list, not an object",
+    f'{{"step": 1, "files": {{{GOOD}}}}}': "step must be in",
     f'{{"step": 2, "files": {{{GOOD}}}}}': "its size or SHA-256 is not that of",
 }
 

@@ -108,8 +108,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         (None, "not a run folder"),
         ("a: [1\nb: 2\n", "is broken"),
-        ("[1, 2]", "not the configuration of a run"),
-        ("task: classify\n", "not the configuration of a run"),
+        ("[1, 2]", "is broken: a list, not an object"),
+        ("task: classify\n", "is broken: it has no data, seed; restore it, or name another run"),
         (TASK + BOMB, r"config\.yaml is broken: line 5: references"),
         *(
             (TASK + line, rf"config\.yaml is broken: .*{line.partition(':')[0]} ")
@@ -130,7 +130,9 @@ def test_a_test_of_a_classifier_without_its_accuracy_is_named(tmp_path: Path) ->
     run.metrics_file.write_text(
         '{"kind": "test", "step": 2, "split": "test", "images": 3, "loss": 0.5, "seconds": 1}\n'
     )
-    with pytest.raises(UserError, match=r"metrics\.jsonl is broken: a test without accuracy"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl is broken: it has no accuracy, correct; remove this line"
+    ):
         run.records("test")
 
 

@@ -46,6 +46,8 @@ class Method:
     """Whether it runs the model many times, on `batch_size` images at once."""
     runs_blocks: bool = False
     """Whether it runs single blocks, which token merging does not allow."""
+    in_browser: bool = False
+    """Whether `deploy/page/web/answers.js` computes it too, for pages."""
 
     def __call__(
         self,
@@ -104,13 +106,13 @@ METHODS: dict[str, Method] = {
     ),
     "rollout": Method(rollout, "attention rollout", ("fusion", "discard"), has_target=False, attends=True),
     "gradient-rollout": Method(gradient_rollout, "gradient rollout", attends=True, runs_blocks=True),
-    "grad-cam": Method(grad_cam, "Grad-CAM", ("layer",), runs_blocks=True),
+    "grad-cam": Method(grad_cam, "Grad-CAM", ("layer",), runs_blocks=True, in_browser=True),
     "layer-cam": Method(partial(grad_cam, variant="layer-cam"), "Layer-CAM", ("layer",)),
     "libra": Method(libra, "Libra input x gradient"),
     "integrated-gradients": Method(
         integrated_gradients, "integrated gradients", ("steps",), many_passes=True
     ),
-    "occlusion": Method(occlusion, "occlusion", ("window",), many_passes=True),
+    "occlusion": Method(occlusion, "occlusion", ("window",), many_passes=True, in_browser=True),
     "patching": Method(
         patching, "activation patching", ("layers",), attends=True, many_passes=True, runs_blocks=True
     ),

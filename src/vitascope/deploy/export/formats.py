@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 from vitascope.analysis.explain.attention import AttentionStream, attending, to_heatmap
 from vitascope.analysis.explain.heatmaps import to_unit
 from vitascope.analysis.explain.lens import read_patches
+from vitascope.analysis.explain.methods import METHODS
 from vitascope.analysis.explain.rollout import next_flow
 from vitascope.deploy.export.resampling import Resize
 from vitascope.errors import UserError
@@ -102,8 +103,8 @@ class WholeModel(nn.Module):
         return *answers, *known, *heatmap
 
 
-EXPLAIN = ("attention", "rollout", "lens")
-"""The methods whose heatmaps a graph can hold: one pass, without a gradient."""
+EXPLAIN = (*(name for name, method in METHODS.items() if not method.has_target), "lens")
+"""The heatmaps that a graph can hold: of one pass, without a gradient."""
 
 
 def embed_and_explain(model: VisionModel, images: Tensor, method: str) -> tuple[Tensor, Tensor]:

@@ -53,8 +53,9 @@ COMPARED = 8
 """Pictures that a page is proved on."""
 CARRIED = 256 * 2**20
 """Bytes of attention that the page keeps per picture."""
-CLASS_MAPS = ("grad-cam", "occlusion")
-"""The methods of `web/answers.js`."""
+FIRST_METHOD = "occlusion"
+"""The class map that a page opens with: the most faithful one of those that a browser computes, in
+benchmarks/results/2026-11-28-heatmaps.md."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,8 +243,8 @@ def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:
         "inside": {**token_names(config), "carried": what_fits(config, config.grid, CARRIED)},
     }
     if engine.num_classes:
-        about["methods"] = {name: METHODS[name].title for name in CLASS_MAPS}
-        about["explained"] = {"method": CLASS_MAPS[0], "classes": []}
+        about["methods"] = {name: method.title for name, method in METHODS.items() if method.in_browser}
+        about["explained"] = {"method": FIRST_METHOD, "classes": []}
         about["thresholds"] = list(engine.thresholds) or None
         if engine.model.trust is not None:
             about["trust"] = sets_of(engine.model.trust)

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitascope.errors import UserError, printable
-from vitascope.serialization import parse_json
+from vitascope.serialization import check_record, parse_json
 from vitascope.storage import WriteError, replacing
 
 log = logging.getLogger(__name__)
@@ -113,13 +113,8 @@ def read_weights(path: Path) -> Weights:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, with or without a byte order mark."""
     _first_bytes(path)
-    try:
-        values = parse_json(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise rejection(path, f"not readable as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise rejection(path, "not a JSON object")
-    return values
+    with _rejecting(path, "not readable as JSON"):
+        return check_record(parse_json(path.read_text(encoding="utf-8-sig")), {})
 
 
 def shard_files(index: Path) -> dict[str, str]:

@@ -17,15 +17,16 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vitascope.arguments import Range
 from vitascope.errors import UserError
 from vitascope.layout import CHECKPOINTS, MANIFEST, step_name, step_of_folder
-from vitascope.models.weights.files import read_json
+from vitascope.serialization import check_record, explaining_faults, parse_json
 from vitascope.storage import explaining_failure, flush, settle
 from vitascope.training.checkpoint.state import (
     FileRecord,
@@ -122,8 +123,8 @@ def remove_checkpoints(run: Path, *, keep_state: bool = False) -> None:
     folder = run / CHECKPOINTS
     models = [folder / name for name in ("start", "last", "best") if (folder / name).is_dir()]
     kept = checkpoints(run)[-1:] if keep_state else []
-    for found in (*models, *(one for one in _numbered(run) if one not in kept), *_leftovers(folder)):
-        _remove(found)
+    for path in (*models, *(one for one in _numbered(run) if one not in kept), *_leftovers(folder)):
+        _remove(path)
     with contextlib.suppress(OSError):  # not empty
         folder.rmdir()
 
@@ -137,13 +138,11 @@ def verify(folder: Path) -> None:
     """Check a checkpoint's manifest, and the size and checksum of every file."""
     if not (folder / MANIFEST).is_file() or step_of_folder(folder.name) is None:
         raise UserError(f"{folder}: not a checkpoint, which is a folder step-00001234 with a {MANIFEST}")
-    manifest = read_json(folder / MANIFEST)
-    records = manifest.get("files")
-    if not isinstance(records, dict) or STATE not in records:
-        raise UserError(f"{folder / MANIFEST}: broken: it lists no files with sizes and checksums")
-    if manifest.get("step") != _step(folder):
-        step = f"{manifest.get('step')!r:.40}"
-        raise UserError(f"{folder / MANIFEST}: of step {step}, in the folder {folder.name}")
+    step = _step(folder)
+    types = {"step": Annotated[int, Range(ge=step, le=step)]}
+    with explaining_faults(folder / MANIFEST, "remove this checkpoint"):
+        manifest = check_record(parse_json((folder / MANIFEST).read_text("utf-8")), types, ("step", "files"))
+        records = check_record(manifest["files"], {}, (STATE,))
     try:
         for name, expected in records.items():
             if file_record(folder / name) != expected:

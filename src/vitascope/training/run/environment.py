@@ -23,7 +23,7 @@ def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
     It contains no environment variables, no host or user name, and the home folder is `~`.
     """
     where, memory = resolve_device(device), memory_of(torch.device("cpu"))
-    found = {
+    values = {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": without_home(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "vitascope": __version__,
@@ -40,7 +40,7 @@ def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(where) if where.type == "cuda" else None,
         "cuda": torch.version.cuda if where.type == "cuda" else None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def cpu_name() -> str | None:

@@ -4,84 +4,72 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import shlex
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from vitascope.errors import UserError
-from vitascope.serialization import parse_json
+from vitascope.arguments import Range
+from vitascope.serialization import check_record, explaining_faults, parse_json
 from vitascope.storage import explaining_failure, replacing
 from vitascope.training.run.trackers import Tracker
 
-_NEEDED = {
-    "epoch": {"epoch"},
-    "stop": {"epoch", "best_epoch"},
-    "kept": {"weights", "epoch", "reason"},
-    "novelty": {"images", "noticed", "area"},
-    "test": {"split", "images", "loss", "seconds"},
-}
-"""By kind, what a record has at least besides its step."""
-_TEXTS = {"kind", "split", "class", "pictures", "weights", "reason"}
-_LEAST = {
-    **{"step": 0, "images": 1, "correct": 0, "noticed": 0, "area": 0, "unreadable": 0, "seconds": 0},
-    **{"epoch": 0, "best_epoch": math.ulp(0)},  # the latter more than 0
-}
-"""The least value of the numbers that have one; `_LARGEST` is the largest of them."""
 _LARGEST = 1e15
 """What is drawn or formatted overflows with more."""
-_WHOLE = {"step", "images", "correct", "noticed", "unreadable"}
-_NUMBERS = {"lr", "loss", "accuracy", "map", *_LEAST}
-"""Values that are numbers, beside those of training and validation; others may be either."""
+_OF_IMAGES = ("correct", "noticed")
+_POSITIVE = Annotated[float, Range(gt=0, le=_LARGEST)]
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("kind", "split", "class", "pictures", "weights", "reason"), str),
+    **dict.fromkeys(("step", "unreadable", *_OF_IMAGES), Annotated[int, Range(ge=0, le=_LARGEST)]),
+    **dict.fromkeys(("epoch", "area", "seconds"), Annotated[float, Range(ge=0, le=_LARGEST)]),
+    **{"images": Annotated[int, Range(ge=1, le=_LARGEST)], "best_epoch": _POSITIVE},
+}
+"""The types of values by name; others are numbers."""
+_NEEDED = {
+    "epoch": ("epoch",),
+    "stop": ("epoch", "best_epoch"),
+    "kept": ("weights", "epoch", "reason"),
+    "novelty": ("images", "noticed", "area"),
+    "test": ("split", "images", "loss", "seconds"),
+}
+"""By kind, what a record has at least besides its step."""
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path, of_test: Collection[str] = ()) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`, in order, without a last line that a crash cut off.
+
+    Args:
+        path: the file.
+        of_test: what records of the kind `test` have, besides what all of them do.
 
     Raises:
         UserError: another line is not a record that `MetricsWriter` writes; the file cannot be read.
     """
     records = []
-    try:
+    with explaining_faults(path):
         lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):
-        try:
-            record = parse_json(line.decode())
-        except ValueError:
-            if number == len(lines):
-                break
-            record = None
-        if not _is_record(record):
-            start = line[:80].decode(errors="backslashreplace")
-            raise UserError(
-                f"{path} is broken: line {number}, {start!r}, is not a record of a run; remove this line"
-            )
-        records.append(record)
+        with explaining_faults(f"line {number} of {path}", "remove this line"):
+            try:
+                record = parse_json(line.decode())
+            except ValueError:
+                if number == len(lines):
+                    break
+                raise
+            records.append(_checked(record, of_test))
     return records
 
 
-def _is_record(record: object) -> bool:
-    """Whether a record has what its kind needs, and each value the type and the range of its name."""
-    if not isinstance(record, dict) or not all(_fits(name, value) for name, value in record.items()):
-        return False
-    if record.get("epoch") == 0 and record.get("kind") != "kept":  # steps are divided by the others
-        return False
-    needed = {"kind", "step"} | _NEEDED.get(record.get("kind", ""), set())
-    most = record.get("images", _LARGEST)
-    return needed <= record.keys() and max(record.get(name, 0) for name in ("correct", "noticed")) <= most
-
-
-def _fits(name: str, value: object) -> bool:
-    if name in _TEXTS:
-        return isinstance(value, str)
-    if isinstance(value, str):
-        return name not in _NUMBERS and not name.startswith(("train_", "val_"))
-    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else int | float):
-        return False
-    return name not in _LEAST or _LEAST[name] <= value <= _LARGEST
+def _checked(record: object, of_test: Collection[str]) -> dict[str, Any]:
+    """A record that has what its kind needs, and values of the types of their names."""
+    values = check_record(record, _TYPES, ("kind", "step"), others=float)
+    kind, types = values["kind"], dict[str, Any]()
+    if kind != "kept":
+        types["epoch"] = _POSITIVE  # steps are divided by it
+    if "images" in values:
+        types |= dict.fromkeys(_OF_IMAGES, Annotated[int, Range(ge=0, le=values["images"])])
+    return check_record(values, types, (*_NEEDED.get(kind, ()), *(of_test if kind == "test" else ())))
 
 
 class MetricsWriter:

@@ -15,10 +15,19 @@ from vitascope.data.splits import OUT_OF_FOLD
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.models.weights.files import read_npz
+from vitascope.serialization import explaining_faults
 from vitascope.storage import replacing
 
 OPTIONAL = ("thresholds", "familiarity")
 """Arrays that not every classifier has."""
+_ARRAYS: dict[str, tuple[Any, str]] = {
+    **{"split": (np.str_, ""), "class_names": (np.str_, "K"), "unreadable": (np.str_, "U")},
+    **{"indices": (np.int64, "N"), "labels": (np.int64, "N"), "probabilities": (np.float32, "NK")},
+    **{"thresholds": (np.float32, "K"), "familiarity": (np.float32, "N")},
+}
+"""The dtypes and the sides of the arrays in a file, of N images and K classes."""
+_SETS = {"labels": (np.bool_, "NK"), "unknown": (np.bool_, "NK")}
+"""In their place for several classes per image."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +61,7 @@ class Predictions:
         ]
         return all(
             np.array_equal(*pair)
-            if any(isinstance(each, np.ndarray) for each in pair)
+            if any(isinstance(value, np.ndarray) for value in pair)
             else pair[0] == pair[1]
             for pair in pairs
         )
@@ -136,13 +145,8 @@ class Predictions:
     @classmethod
     def load(cls, path: Path) -> Predictions:
         """Read an .npz file of `save`; another one is a `UserError`."""
-        try:
+        with explaining_faults(path, "remove it to get a report without predictions"):
             return cls(**_checked(read_npz(path)))
-        except ValueError as error:
-            reason = str(error).removeprefix(f"{path}: ")
-            raise UserError(
-                f"{path} is broken ({reason}); remove it to get a report without predictions"
-            ) from error
 
 
 def paired(before: Predictions, after: Predictions) -> PairedMeasure:
@@ -154,44 +158,23 @@ def paired(before: Predictions, after: Predictions) -> PairedMeasure:
 def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
     """The attributes of `Predictions` from the arrays of a file; a ValueError for one of another shape or
     kind. The archive has checksums of its own."""
-    split = _array(stored, "split", "U", ())
-    class_names, unreadable = (_array(stored, name, "U", (None,)) for name in ("class_names", "unreadable"))
-    indices = _array(stored, "indices", "iu", (None,))
-    N, K = len(indices), len(class_names)
     several = "labels" in stored and stored["labels"].dtype == np.bool_
-    labels = _array(stored, "labels", "b", (N, K)) if several else _array(stored, "labels", "iu", (N,))
-    thresholds, familiarity = (
-        _array(stored, name, "f", shape) if name in stored else None
-        for name, shape in zip(OPTIONAL, ((K,), (N,)), strict=True)
-    )
-    probabilities = _array(stored, "probabilities", "f", (N, K))
-    names = tuple(class_names.tolist())
-    targets: Targets = ClassIndices(labels.astype(np.int64), names)
-    if several:
-        unknown = _array(stored, "unknown", "b", (N, K)) if "unknown" in stored else None
-        targets = ClassSets(labels, names, unknown)
-    return {
-        "split": str(split),
-        "indices": indices.astype(np.int64),
-        "targets": targets,
-        "probabilities": probabilities.astype(np.float32),
-        "thresholds": None if thresholds is None else thresholds.astype(np.float32),
-        "familiarity": None if familiarity is None else familiarity.astype(np.float32),
-        "unreadable": tuple(unreadable.tolist()),
-    }
-
-
-def _array(
-    stored: dict[str, npt.NDArray[Any]], name: str, kinds: str, shape: tuple[int | None, ...]
-) -> npt.NDArray[Any]:
-    """An array of one of NumPy's kinds and of a shape, in which None is any length."""
-    if name not in stored:
-        raise ValueError(f"no {name}")
-    array = stored[name]
-    fits = array.ndim == len(shape) and all(
-        side in (None, own) for side, own in zip(shape, array.shape, strict=True)
-    )
-    if array.dtype.kind not in kinds or not fits:
-        expected = ", ".join("any length" if side is None else str(side) for side in shape)
-        raise ValueError(f"{name} of dtype {array.dtype} and shape {array.shape}, not ({expected})")
-    return array
+    arrays: dict[str, Any] = {}
+    lengths: dict[str, int] = {}
+    for name, (dtype, sides) in (_ARRAYS | (_SETS if several else {})).items():
+        if name not in stored:
+            if name in (*OPTIONAL, "unknown"):
+                continue
+            raise ValueError(f"no {name}")
+        array, kind = stored[name], np.dtype(dtype).kind
+        lengths = dict(zip(sides, array.shape, strict=False)) | lengths
+        expected = [lengths.get(side, 0) for side in sides]
+        if array.dtype.kind not in ("iu" if kind == "i" else kind) or [*array.shape] != expected:
+            shape = ", ".join(map(str, expected))
+            raise ValueError(f"{name} of dtype {array.dtype} and shape {array.shape}, not ({shape})")
+        arrays[name] = array.astype(dtype)
+    labels, names = arrays.pop("labels"), tuple(arrays.pop("class_names").tolist())
+    unknown = arrays.pop("unknown", None)
+    targets: Targets = ClassSets(labels, names, unknown) if several else ClassIndices(labels, names)
+    texts = {"split": str(arrays["split"]), "unreadable": tuple(arrays["unreadable"].tolist())}
+    return {**arrays, **texts, "targets": targets}

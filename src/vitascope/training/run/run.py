@@ -10,13 +10,13 @@ import os
 import shlex
 import shutil
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from vitascope import layout
-from vitascope.arguments import NamesFile, Range, check_value, checked
+from vitascope.arguments import NamesFile, Range, checked
 from vitascope.data.datasets import read_data
 from vitascope.data.split_record import Restored, SplitRecord, record_of, restore
 from vitascope.data.splits import ImageSet, Splits
@@ -29,7 +29,7 @@ from vitascope.models.weights.builtin import built_in
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.stored_model import local_model
 from vitascope.remote.stores import StoreError, is_url
-from vitascope.serialization import parse_json, read_yaml, yaml_text
+from vitascope.serialization import explaining_faults, read_record, yaml_text
 from vitascope.storage import WriteError, check_local, explaining_failure, locked, replacing, write_json
 from vitascope.training.options.groups import SetsLength
 from vitascope.training.options.recipes import TrainConfig
@@ -226,8 +226,8 @@ class Run:
             run._check_exists()
             return run, None
         if str(ref) == "auto":
-            found = [cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}")]
-            unfinished = [run for run in found if not run.finished]
+            runs = (cls(config.parent) for config in Path("runs").glob(f"*/{layout.CONFIG}"))
+            unfinished = [run for run in runs if not run.finished]
             if not unfinished:
                 raise UserError("runs: no unfinished run to resume")
 
@@ -314,10 +314,9 @@ class Run:
         if name is None:
             return
         path = self.path / layout.TRACKER
-        known = self._read_object(path)
-        self._checked(path, known, dict.fromkeys(known, str))
-        self._tracker = Tracker(name, self.path.resolve().name, self.config, known.get(name))
-        write_json(path, {**known, name: self._tracker.run_id})
+        runs = read_record(path, {}, others=str)
+        self._tracker = Tracker(name, self.path.resolve().name, self.config, runs.get(name))
+        write_json(path, {**runs, name: self._tracker.run_id})
 
     def model(self) -> VisionModel:
         """Load the finished model, in evaluation mode, on the CPU."""
@@ -326,27 +325,24 @@ class Run:
     @functools.cached_property
     def config(self) -> Mapping[str, Any]:
         """Every option by name."""
-        config = self._read(self.config_file, read_yaml)
-        if not isinstance(config, dict) or not {"task", "data", "seed"} <= config.keys():
-            raise UserError(f"{self.config_file}: not the configuration of a run (no task, data and seed)")
-        kinds: dict[str, Any] = {"task": _Task, "seed": Annotated[int, Range(ge=0, lt=2**63)]}
-        kinds |= dict.fromkeys(traits(TrainConfig, NamesFile), str | None) | {"data": str}
-        kinds |= dict.fromkeys(traits(TrainConfig, SetsLength), Annotated[float | None, Range(gt=0)])
-        kinds["steps"] = Annotated[int | None, Range(ge=0)]
-        kinds["lengths"] = tuple[tuple[int, int], ...]
-        kinds |= {name: Annotated[int | None, Range(ge=0, le=MAX_MEMBERS)] for name in ("folds", "fold")}
-        return self._checked(self.config_file, config, {name: kinds[name] for name in kinds.keys() & config})
+        self._check_exists()
+        members, length = Range(ge=0, le=MAX_MEMBERS), Range(gt=0)
+        types = {
+            **dict.fromkeys(traits(TrainConfig, NamesFile), str | None),
+            **dict.fromkeys(traits(TrainConfig, SetsLength), Annotated[float | None, length]),
+            **{"task": _Task, "data": str, "seed": Annotated[int, Range(ge=0, lt=2**63)]},
+            **{"steps": Annotated[int | None, Range(ge=0)], "lengths": tuple[tuple[int, int], ...]},
+            **dict.fromkeys(("folds", "fold"), Annotated[int | None, members]),
+        }
+        return read_record(self.config_file, types, ("task", "data", "seed"))
 
     @property
     def plan(self) -> Mapping[str, Any]:
         """`asked` options, the `model`, what the data have `chosen`, and why; the choices of `weights=auto`,
-        `start`, which runs of version 0.2.0 lack; empty for a probe."""
-        plan = self._read_object(self.plan_file)
-        if not plan:
-            return plan
-        kinds: dict[str, Any] = {"asked": Mapping, "model": Mapping, "chosen": Mapping[str, str]}
-        kinds |= {"reason": str, "note": str, "start": tuple[str, ...]}
-        return self._checked(self.plan_file, {"start": (), **plan}, kinds)
+        `start`, which probes and runs of version 0.2.0 lack."""
+        types = {"asked": Mapping, "model": Mapping, "chosen": Mapping[str, str], "reason": str, "note": str}
+        plan = read_record(self.plan_file, {**types, "start": tuple[str, ...]}, types)
+        return {"start": (), **plan}
 
     @property
     def table(self) -> TableOptions:
@@ -399,21 +395,17 @@ class Run:
     def environment(self) -> Mapping[str, Any]:
         """Start time, command, versions and machine; empty if there is no `environment.json`."""
         path = self.path / layout.ENVIRONMENT
-        found = self._read_object(path)
-        self._checked(path, found, dict.fromkeys(found, str | int | float))
-        self._read(path, lambda _: datetime.datetime.fromisoformat(str(found.get("started", "2000-01-01"))))
-        return found
+        values = read_record(path, {"started": str}, others=str | int | float)
+        with explaining_faults(path):
+            datetime.datetime.fromisoformat(values.get("started", "2000-01-01"))
+        return values
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of the metrics so far, in order; `MetricsWriter` describes them."""
-        found = read_metrics(self.metrics_file) if self.metrics_file.is_file() else []
-        tests = [record for record in found if record["kind"] == "test"]
-        if tests and self.classifies and not all({"accuracy", "correct"} <= test.keys() for test in tests):
-            raise UserError(
-                f"{self.metrics_file} is broken: a test without accuracy and correct; remove its line"
-            )
-        return found
+        if not self.metrics_file.is_file():
+            return []
+        return read_metrics(self.metrics_file, ("accuracy", "correct") if self.classifies else ())
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """The records of one kind: "step", "epoch" or "test"."""
@@ -422,8 +414,8 @@ class Run:
     @property
     def epochs_done(self) -> float:
         """The number of epochs so far; of a run with folds, the mean of its runs."""
-        found = [run.records("epoch") for run in self.members or [self]]
-        return statistics.mean(records[-1]["epoch"] if records else 0 for records in found)
+        runs = [run.records("epoch") for run in self.members or [self]]
+        return statistics.mean(records[-1]["epoch"] if records else 0 for records in runs)
 
     @property
     def planned_epochs(self) -> float | None:
@@ -446,8 +438,8 @@ class Run:
     def predictions(self) -> Predictions | None:
         """Predictions of the finished classifier on its test images; None if the run has none."""
         path = self.path / layout.PREDICTIONS
-        found = Predictions.load(path) if path.is_file() else None
-        return found if found is not None and len(found.labels) else None
+        predictions = Predictions.load(path) if path.is_file() else None
+        return predictions if predictions is not None and len(predictions.labels) else None
 
     def save_predictions(self, predictions: Predictions) -> None:
         """Write the predictions of the finished classifier."""
@@ -514,7 +506,7 @@ class Run:
             sets = tuple(images for images in inventory.sets if images.name != "test")
             inventory = dataclasses.replace(inventory, sets=sets)
         restored = restore(record, inventory, [record.measured] if check is None else check)
-        if not any((found >= 0).any() for found in restored.found.values()):
+        if not any((places >= 0).any() for places in restored.found.values()):
             raise UserError(
                 f"{where}: contains none of the {record.images():,} images that {self.path} was trained and "
                 "tested on; these are other data"
@@ -527,12 +519,12 @@ class Run:
         """Where the run's data are, and a line if there are others: beside the run, as when it began, else in
         the recorded place."""
         beside = Path(os.path.normpath(self.path.absolute() / record.place))
-        given = Path(recorded).expanduser()
+        first = Path(recorded).expanduser()
         if not record.place or not os.path.exists(beside):  # also where the name is too long for a path
             return recorded, []
-        if not os.path.exists(given):
+        if not os.path.exists(first):
             return str(beside), []
-        if given.samefile(beside):
+        if first.samefile(beside):
             return recorded, []
         return str(beside), [f"uses the data beside the run, {beside}, not those in {recorded}"]
 
@@ -557,35 +549,6 @@ class Run:
         if opened.note:
             log.warning("%s", opened.note)
         return opened.test_images(class_names)
-
-    @classmethod
-    def _read_object(cls, path: Path) -> dict[str, Any]:
-        """The object in a JSON file; empty if there is no file."""
-        if not path.is_file():
-            return {}
-        found = cls._read(path, lambda path: parse_json(path.read_text(encoding="utf-8")))
-        if not isinstance(found, dict):
-            raise UserError(f"{path} is broken: a {type(found).__name__}, not an object")
-        return found
-
-    @staticmethod
-    def _checked(path: Path, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The values by name that a file contains, which have these types."""
-        for name, kind in kinds.items():
-            try:
-                check_value(name, values.get(name), kind)
-            except UserError as error:
-                raise UserError(f"{path} is broken: {error}; restore it") from error
-        return values
-
-    @staticmethod
-    def _read(path: Path, read: Callable[[Path], Any]) -> Any:
-        try:
-            return read(path)
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is broken: {error}") from error
 
 
 def load_with_run(model: VisionModel | str | os.PathLike[str]) -> tuple[VisionModel, Run | None]:
@@ -633,11 +596,11 @@ def lasting_paths(config: Mapping[str, Any]) -> dict[str, str]:
 
     The name of a built-in model stays as it is, also beside a folder of the same name.
     """
-    given = {
+    refs = {
         name: str(value) for name in traits(TrainConfig, NamesFile) if (value := config.get(name)) is not None
     }
-    kept = {name for name, value in given.items() if name != "data" and built_in(value) is not None}
-    return {name: value if name in kept else lasting_path(value) for name, value in given.items()}
+    names = {name for name, ref in refs.items() if name != "data" and built_in(ref) is not None}
+    return {name: ref if name in names else lasting_path(ref) for name, ref in refs.items()}
 
 
 def lasting_path(ref: str) -> str:

@@ -8,7 +8,6 @@ that has begun or resumed it. Any other one stops before its next upload.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,7 +15,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from vitascope.remote.stores import (
     upload,
     walk,
 )
+from vitascope.serialization import check_record, explaining_faults, parse_json
 from vitascope.storage import check_room, explaining_failure, locked, replacing
 
 _FINISHED = f"{layout.MODEL}/config.json"
@@ -127,15 +127,15 @@ class StoredRun:
             return
         for model in saved:
             if layout.step_of_folder(model.rpartition("/")[2]) is None:
-                files |= {name_in(each.url, self.url): each for each in walk(model)}
+                files |= {name_in(file.url, self.url): file for file in walk(model)}
         if complete:
             files |= self._files_of(newest, complete[newest])
         self._replace(files)
 
     def _check_same(self, environment: RemoteObject | None) -> None:
         """Reject a local copy of another run, by the record of its start."""
-        own = self.path / layout.ENVIRONMENT
-        if environment is not None and own.is_file() and fetched(environment.url) != own.read_bytes():
+        local = self.path / layout.ENVIRONMENT
+        if environment is not None and local.is_file() and fetched(environment.url) != local.read_bytes():
             raise UserError(
                 f"{self.url} is another run than the one in {self.path}, which was interrupted here: move "
                 "this folder away, or remove it"
@@ -154,18 +154,14 @@ class StoredRun:
     def _files_of(self, step: int, manifest: bytes) -> dict[str, RemoteObject]:
         """The files of a checkpoint, as its manifest lists them: `list_folder` leaves out hidden ones."""
         folder = f"{layout.CHECKPOINTS}/{layout.step_name(step)}"
-        try:
-            names = [str(name) for name in json.loads(manifest)["files"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            names = [""]
-        if any("/" in name or name in ("", ".", "..") for name in names):
-            raise UserError(f"{self.url}/{folder}/{layout.MANIFEST} is broken: it lists other files")
-        found = {}
-        for name in (*names, layout.MANIFEST):
-            each = find_object(f"{self.url}/{folder}/{name}")
-            if each is not None:
-                found[f"{folder}/{name}"] = each
-        return found
+        with explaining_faults(f"{self.url}/{folder}/{layout.MANIFEST}", "remove this checkpoint"):
+            record = check_record(parse_json(manifest.decode()), {"files": Mapping}, ("files",))
+            names = [*record["files"]]
+            if any("/" in name or name in ("", ".", "..") for name in names):
+                raise ValueError("it lists other files")
+        paths = [f"{folder}/{name}" for name in (*names, layout.MANIFEST)]
+        files = {path: find_object(f"{self.url}/{path}") for path in paths}
+        return {path: file for path, file in files.items() if file is not None}
 
     def _replace(self, files: dict[str, RemoteObject]) -> None:
         """Make these the files of the local copy, which is older."""
@@ -184,8 +180,8 @@ class StoredRun:
 
     def claim(self) -> None:
         """Become the writer of the run in place of any other process; raises as `upload`."""
-        own = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
-        content = f"{own}\n{secrets.token_hex(8)}\n".encode()
+        process = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        content = f"{process}\n{secrets.token_hex(8)}\n".encode()
         path = self.path.with_name(_WRITER)
         try:
             path.write_bytes(content)
@@ -202,11 +198,11 @@ class StoredRun:
             return self.claim()
         marker = f"{self.url}/{_WRITER}"
         try:
-            found = fetched(marker) if exists(marker) else b""
+            writer = fetched(marker) if exists(marker) else b""
         except ChangedError as error:
             raise StoreError(f"{marker}: {error}") from error
-        if found != self._writer:
-            name = found.decode(errors="replace").partition("\n")[0]
+        if writer != self._writer:
+            name = writer.decode(errors="replace").partition("\n")[0]
             state = f"is written by {name}" if name else "was finished or removed by another process"
             raise OtherWriterError(f"{self.url} {state}, so this process stops; its own copy is {self.path}")
 
@@ -296,7 +292,7 @@ class StoredRun:
     def _names(self) -> Iterator[str]:
         """The local files by their paths in the run folder, without locks and what is being written."""
         for folder, folders, names in os.walk(self.path):
-            folders[:] = [each for each in folders if not each.startswith(".")]
+            folders[:] = [name for name in folders if not name.startswith(".")]
             in_checkpoint = layout.step_of_folder(Path(folder).name) is not None
             for name in names:
                 if in_checkpoint or not name.startswith("."):
@@ -304,8 +300,8 @@ class StoredRun:
 
     def _local_steps(self) -> set[int]:
         """The complete checkpoints of the local copy."""
-        found = self.path.glob(f"{layout.CHECKPOINTS}/*/{layout.MANIFEST}")
-        return {step for path in found if (step := layout.step_of_folder(path.parent.name)) is not None}
+        manifests = self.path.glob(f"{layout.CHECKPOINTS}/*/{layout.MANIFEST}")
+        return {step for path in manifests if (step := layout.step_of_folder(path.parent.name)) is not None}
 
     def _note(self, names: Iterator[str] | dict[str, RemoteObject]) -> None:
         """Note that the store has these files."""

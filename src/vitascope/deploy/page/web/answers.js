@@ -96,8 +96,7 @@ export class Answers {
     const image = this.normalized(pixels);
     this.vit.switchOff(off);
     if (method === "lens") return this.lens(image, target, step);
-    const isOcclusion = method === "occlusion";
-    const heat = await (isOcclusion ? this.occlusion(image, target, step) : gradCam(this.vit, image, target, step));
+    const heat = await (method === "occlusion" ? this.occlusion(image, target, step) : gradCam(this.vit, image, target, step));
     const most = heat.reduce((a, b) => Math.max(a, b), 0);
     const data = heat.map((value) => (most ? Math.max(0, value) / most : 0));
     return { tensors: { heatmaps: { shape: [1, ...this.vit.options.grid], data } } };

@@ -37,6 +37,7 @@ const events = {
     activate(panel);
     for (const name of ["save", "copy", "link"]) at(name).disabled = false;
     news = predictionOf(panel.answer, SPOKEN);
+    if (isFirst) FIRST.method = view.method;
     if (isFirst && panel.answer.inside) {
       FIRST.layer = firstLayer(panel.answer.inside);
       change({ layer: FIRST.layer });

@@ -16,7 +16,7 @@ export const FIRST = {
   held: null, // a token, or ANSWER; null follows the pointer
   pointed: null, // the patch under the pointer
   target: null, // a class; null is each picture's most probable one
-  method: "libra",
+  method: null, // that of a class; null is the one in which the first answer explains its class
   off: NONE, // the parts that are switched off: "head0.1", "attention0", "mlp2", "layer3", "patch7"
   strength: 0.8,
   smooth: false,
