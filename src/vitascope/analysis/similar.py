@@ -29,6 +29,7 @@ from vitascope.data.features.embed import (
 )
 from vitascope.data.features.embedding_file import EmbeddingColumns, OfImages, is_embedding_file
 from vitascope.data.features.stream import BLOCK, FeatureStream, Indices
+from vitascope.data.stored import as_pictures
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, listed, pandas_library
@@ -36,7 +37,6 @@ from vitascope.models.decoding import (
     ImageError,
     ImageSource,
     Levels,
-    as_pictures,
     is_one_picture,
     read_image,
     source_name,

@@ -29,6 +29,7 @@ from vitascope.data.stored import ImageFile
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageError, ImageSource
 from vitascope.models.preprocess import Box, Pixels, Preprocess
+from vitascope.remote import source_at
 
 B = TypeVar("B", npt.NDArray[np.int64], Sequence[ImageFile])
 """A batch: the indices of its images, or their files."""
@@ -93,11 +94,11 @@ class FileReader:
 
     def fill(self, files: Sequence[ImageFile], _: int, pixels: Pixels) -> dict[int, str]:
         """Read files into rows of (n, C, H, W); returns errors by row."""
-        return fill_rows(self.preprocess.pixels, files, pixels)
+        return fill_rows(self.preprocess.pixels, self.sources_of(files), pixels)
 
     def sources_of(self, files: Sequence[ImageFile]) -> Sequence[ImageFile]:
-        """The files themselves."""
-        return files
+        """The files, of which some may be URLs."""
+        return list(map(source_at, files))
 
 
 def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixels) -> dict[int, str]:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -23,7 +23,6 @@ from vitascope.models.decoding import (
     ImageError,
     ImageSource,
     Levels,
-    as_pictures,
     decode,
     image_errors,
     open_image,
@@ -335,10 +334,6 @@ class Preprocess:
 
     def _resized(self, image: Image.Image, box: Box) -> Image.Image:
         return image.resize(self.image_size[::-1], self._filter, box=box)
-
-    def as_pictures(self, images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
-        """`as_pictures` for `explain`, which cannot import this module."""
-        return as_pictures(images)
 
     def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 (B, C, H, W), or floats in [0, 1], to normalized float32, on the pixels' device."""

@@ -28,6 +28,7 @@ from vitascope.analysis.explain.methods import (
 from vitascope.analysis.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.analysis.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.arguments import checked
+from vitascope.data.stored import as_pictures
 from vitascope.errors import UserError, printable
 from vitascope.models.heads import predicted, scores
 from vitascope.models.vision_model import VisionModel
@@ -139,7 +140,7 @@ def _read(
     is shown, because thousands of photographs may not fit into memory."""
     preprocess = preprocess_of(model)
     seen = seen_hw(model, preprocess.image_size)
-    sources = preprocess.as_pictures(pictures)
+    sources = as_pictures(pictures)
     limit = () if len(sources) == 1 else (ONE_OF_SEVERAL,)
     read = []
     for index, source in enumerate(sources):

@@ -39,7 +39,6 @@ from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.rows.cells import escaped
 from vitascope.data.rows.on_ray import RayLoop, connected
 from vitascope.data.rows.parts import Images, Parts, PartTask, computed, job_exists, parts_folder
-from vitascope.data.stored import StoredImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
@@ -52,6 +51,7 @@ from vitascope.models.engines.runtimes import as_engine
 from vitascope.models.hardware import reuse_freed_memory
 from vitascope.models.vision_model import VisionModel, left_as_it_was
 from vitascope.models.weights.identification import reject_model
+from vitascope.remote import StoredImage, source_at
 from vitascope.remote.outputs import Output
 from vitascope.storage import check_local, explaining_failure
 
@@ -285,7 +285,7 @@ class EmbedTask(PartTask):
         """As `PartTask.contents`."""
         compute = Compute(batch_size=self.batch_size, workers=self.workers, cache=False)
         for images in parts:
-            stream = FeatureStream(engine, [self.spec], [from_text(texts[0]) for texts in images], compute)
+            stream = FeatureStream(engine, [self.spec], [source_at(texts[0]) for texts in images], compute)
             blocks, file = list(stream), io.BytesIO()
             np.savez(
                 file,
@@ -367,7 +367,7 @@ def _feature_parts(parts: Parts) -> Iterator[Part]:
             some = rows[start : start + BLOCK].tolist()
             names, *labels, splits = zip(*(texts[row] for row in some), strict=True)
             columns = EmbeddingColumns(
-                images=np.array([str(from_text(name)) for name in names], np.str_),
+                images=np.array([str(source_at(name)) for name in names], np.str_),
                 labels=np.array(labels[0], np.str_) if labels else None,
                 splits=np.array(splits, np.str_),
             )
@@ -403,7 +403,7 @@ def _listed(data: Data, table: TableOptions) -> Iterator[ListedImages]:
                 )
         labels = [] if everything.labels is None else [list(map(escaped, everything.labels))]
         files = [
-            as_text(source) if isinstance(source, StoredImage) else name
+            source.as_text() if isinstance(source, StoredImage) else name
             for source, name in zip(everything, everything.names, strict=True)
         ]
         yield ListedImages(

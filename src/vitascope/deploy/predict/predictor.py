@@ -22,7 +22,7 @@ from vitascope.arguments import checked
 from vitascope.data.listing import images_below
 from vitascope.data.pictures import PictureBatch, stream
 from vitascope.data.reading import FileReader
-from vitascope.data.stored import ImageFile, StoredImage, TableImage, fetched_ahead, stored_images
+from vitascope.data.stored import ImageFile, TableImage, as_pictures, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.deploy.predict.explanation import Explanation, explain_framed
 from vitascope.errors import UserError
@@ -31,7 +31,6 @@ from vitascope.models.decoding import (
     ImageError,
     ImageSource,
     Levels,
-    as_pictures,
     has_pages,
     is_one_picture,
     read_image,
@@ -43,7 +42,7 @@ from vitascope.models.engines.selection import REASONS, ClassSelection, Unknown,
 from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
-from vitascope.remote.stores import is_url
+from vitascope.remote import StoredImage
 
 T = TypeVar("T", bound=Sized)
 log = logging.getLogger(__name__)
@@ -450,10 +449,10 @@ def _counting_pages(files: Iterable[ImageFile]) -> Iterator[ImageFile]:
 
 def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:
     """The images of one place."""
-    if is_url(place):
+    if (stored := stored_images(place)) is not None:
         if is_table(place):
             raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
-        return stored_images(place)
+        return stored
     if os.path.isdir(place):
         return (entry.path for entry in images_below(place, _unlisted))
     if os.path.isfile(place) and is_table(place):

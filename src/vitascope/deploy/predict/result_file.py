@@ -33,7 +33,7 @@ from vitascope.data.rows.parts import (
     job_exists,
     parts_folder,
 )
-from vitascope.data.stored import ImageFile, TableImage, as_text, from_text
+from vitascope.data.stored import ImageFile, TableImage, as_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.deploy.predict.predictor import Predictor, find_images
 from vitascope.deploy.predict.result_formats import FORMATS, Rows
@@ -41,6 +41,7 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.models.engines.engine import Engine
 from vitascope.models.engines.selection import AUTO, ClassSelection
+from vitascope.remote import source_at
 from vitascope.serialization import parse_json
 from vitascope.storage import replacing, write_json
 
@@ -102,7 +103,7 @@ class PredictTask(PartTask):
             for images in parts:
                 counts.append(len(images))
                 for path, *cells in images:
-                    yield TableImage.of(path, cells) if cells else from_text(path)
+                    yield TableImage.of(path, cells) if cells else source_at(path)
 
         results = Predictor(engine, batch_size=self.batch_size).stream(
             files(), workers=self.workers, **dataclasses.asdict(self.selection)
