@@ -13,7 +13,7 @@ from vitascope.data.datasets import open_data, open_pictures, read_data
 from vitascope.data.formats.shard_index import MAX_BYTES
 from vitascope.data.formats.shards import open_shard
 from vitascope.data.pack import pack
-from vitascope.data.reading import FileReader
+from vitascope.data.reading import ImageReader
 from vitascope.data.splits import Splits
 from vitascope.data.stored import as_pictures, stored_images
 from vitascope.data.stored_data import hub_id
@@ -145,7 +145,7 @@ def test_one_picture_is_shown(store: Store) -> None:
     assert array is expected
     with pytest.raises(StoreError, match=r"no such object, folder or bucket$"):
         read_image(absent)
-    reader = FileReader(Preprocess(image_size=(8, 8)))
+    reader = ImageReader(None, Preprocess(image_size=(8, 8)))
     local, stored = (
         reader.sources_of([place])[0] for place in (store.folder / "a.png", f"{store.url}/a.png")
     )

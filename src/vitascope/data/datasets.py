@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +27,13 @@ from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
+from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits, without_rare
 from vitascope.data.stored_data import hub_id, open_stored, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
 from vitascope.formatting import canonical, counted
-from vitascope.models.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
-from vitascope.network import in_threads
+from vitascope.models.decoding import ImageSource, greatest_integer, header_size, source_name
 from vitascope.remote import source_at
 
 log = logging.getLogger(__name__)
@@ -285,15 +285,10 @@ def _find(data: str) -> tuple[DataFormat, str]:
 
 def sampled_sizes(images: ImageSet) -> npt.NDArray[np.int64]:
     """Height and width of up to `SAMPLE` images spread over the set, from their headers, (n, 2)."""
-    sizes = []
-    indices = images.spread(SAMPLE)
-    for index in indices:
-        try:
-            sizes.append(header_size(images.sources[index]))
-        except ImageError as error:
-            reason = error  # the loader counts and reports unreadable images
-    if not sizes:
-        raise UserError(f"none of {len(indices)} images of the {images.name} set can be read: {reason}")
+    some = [images.sources[index] for index in images.spread(SAMPLE)]
+    faults = Faults(len(some))  # of the set, the loader counts and reports them
+    sizes = [size for _, size in readable(header_size, some, faults)]
+    faults.check_some()
     return np.array(sizes)
 
 
@@ -304,18 +299,14 @@ def greatest_value(images: ImageSet) -> int | None:
     these headers. Images that cannot be read are left out.
     """
 
-    def greatest(index: int) -> int | None:
-        try:
-            return greatest_integer(images.sources[index])
-        except ImageError:
-            return None  # the loader counts and reports unreadable images
+    def greatest(indices: Iterable[int]) -> int:
+        values = readable(greatest_integer, (images.sources[index] for index in indices), Faults())
+        return max((-1 if value is None else value for _, value in values), default=-1)
 
-    sample = set(images.spread(SAMPLE))
-    values = [value for value in map(greatest, sample) if value is not None]
-    if not values:
+    sample = images.spread(SAMPLE)
+    if (largest := greatest(sample)) < 0:
         return None
-    rest = in_threads(greatest, (index for index in range(len(images)) if index not in sample))
-    return max(values + [value for value in rest if value is not None])
+    return max(largest, greatest({*range(len(images))} - {*sample}))
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:

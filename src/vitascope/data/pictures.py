@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.reading import B, Reader, ReadingPool, read_here
+from vitascope.data.reading import B, Faults, ImageReader, ReadingPool, read_here, readable
 from vitascope.models.engines.engine import Engine, stacks
 from vitascope.network import usable_cores
 
@@ -50,7 +50,7 @@ class PictureBatch(Generic[T]):
 
 
 def stream(
-    engine: Engine, reader: Reader[B], batches: Iterable[B], batch_size: int, workers: int | None = None
+    engine: Engine, reader: ImageReader, batches: Iterable[B], batch_size: int, workers: int | None = None
 ) -> Generator[PictureBatch[B], None, None]:
     """Read the pictures of an engine in batches, by processes where there are several batches.
 
@@ -62,8 +62,9 @@ def stream(
     """
     if engine.own_pixels:
         for batch in batches:
-            pictures, faults = engine.read(reader.sources_of(batch))
-            yield PictureBatch(batch, stacks(pictures), faults)
+            faults = Faults(len(batch))
+            pictures = [pixels for _, pixels in readable(engine.pixels, reader.sources_of(batch), faults)]
+            yield PictureBatch(batch, stacks(pictures), faults.reasons)
         return
     batches, workers = iter(batches), usable_cores() if workers is None else workers
     first = list(itertools.islice(batches, 2))
@@ -71,7 +72,7 @@ def stream(
     if not workers or len(first) < 2:  # starting processes takes longer than reading a batch
         yield from map(_together, read_here(reader, batches, 0))
         return
-    pool = ReadingPool(reader.fill, reader.preprocess, batch_size, workers, niceness=NICENESS)
+    pool: ReadingPool[B] = ReadingPool(reader.fill, reader.preprocess, batch_size, workers, niceness=NICENESS)
     with closing(pool):
         yield from map(_together, pool.read(batches))
 

@@ -41,11 +41,6 @@ def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSo
     raise not_a_picture(images)
 
 
-def as_text(file: ImageFile) -> str:
-    """An image file as text, which `source_at` reads in any process."""
-    return file if isinstance(file, str) else file.as_text()
-
-
 def stored_images(place: str) -> Iterator[StoredImage] | None:
     """The object of a URL, or the images below its folder, in the order of `visible_files`; None for a local
     path.

@@ -544,7 +544,7 @@ class Trainer:
 
     def _unreadable(self) -> dict[str, str]:
         """Path and reason of the unreadable images that the processes have found so far."""
-        by_process = distributed.gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
+        by_process = distributed.gather(self.train_loader.faults.reasons | self.val_loader.faults.reasons)
         return {path: reason for part in by_process for path, reason in part.items()}
 
     def save_model(self, folder: Path) -> None:

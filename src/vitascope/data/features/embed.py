@@ -36,6 +36,7 @@ from vitascope.data.features.embedding_file import (
 )
 from vitascope.data.features.stream import BATCH_SIZE, BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.data.frames import DataFrame, data_place
+from vitascope.data.reading import Faults
 from vitascope.data.rows.cells import escaped
 from vitascope.data.rows.on_ray import RayLoop, connected
 from vitascope.data.rows.parts import Images, Parts, PartTask, computed, job_exists, parts_folder
@@ -267,7 +268,7 @@ def embed(
             with output.named(), explaining_failure(output.path, "the features", advice):
                 count = write_embeddings(output.path, parts, len(everything), made)
             found = Embeddings(kept=output.path, made=made, count=count)
-    found = dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+    found = dataclasses.replace(found, unreadable=stream.faults.left_out, computed=stream.computed)
     if output is not None:
         output.publish(found)
     return found
@@ -293,7 +294,7 @@ class EmbedTask(PartTask):
                 features=np.concatenate(
                     [block.features[0] for block in blocks] or [np.zeros((0, 0), np.float32)]
                 ),
-                errors=np.array([escaped(reason) for reason in stream.unreadable.values()], np.str_),
+                errors=np.array([escaped(reason) for reason in stream.faults.left_out], np.str_),
                 precision=np.array(engine.precision_for(stream.batch_size), np.str_),
             )
             yield [file.getvalue()]
@@ -348,8 +349,7 @@ def _errors(parts: Parts) -> tuple[list[list[str]], str]:
         arrays = _part_arrays(parts, part, "errors", "precision")
         errors.append(arrays["errors"].tolist())
         precisions.setdefault(str(arrays["precision"]), part)
-    if sum(map(len, errors)) == parts.images:
-        raise _none_readable(parts.images, errors[0])
+    Faults.of(parts.images, [reason for part in errors for reason in part]).check_some()
     if len(precisions) > 1:
         places = ", ".join(f"{name} ({parts.file(part)})" for name, part in precisions.items())
         raise UserError(
@@ -466,9 +466,4 @@ def with_progress(stream: FeatureStream) -> Generator[FeatureRows, None, None]:
             end = int(rows.indices[-1]) + 1
             bar.update(end - count)
             count = end
-    if len(stream.unreadable) == total:
-        raise _none_readable(total, list(stream.unreadable.values()))
-
-
-def _none_readable(images: int, reasons: Sequence[str]) -> UserError:
-    return UserError(f"none of {counted(images, 'image')} can be read: {'; '.join(reasons[:3])}")
+    stream.faults.check_some()

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitascope.data.contents import digests_of
 from vitascope.data.features.cache import Contents, FeatureCache, Features
 from vitascope.data.pictures import PictureBatch, stream
-from vitascope.data.reading import ImageReader
+from vitascope.data.reading import Faults, ImageReader
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageSource, source_name
 from vitascope.models.engines.compute import DEFAULT, Compute
@@ -57,7 +57,7 @@ class FeatureStream:
 
     Attributes:
         origins: for each representation, everything that it depends on beside the images, as values of JSON.
-        unreadable: the reason for each image that could not be read, by its index; it has no features.
+        faults: the images that cannot be read, by index; they have no features.
         computed: the number of images whose features were computed.
     """
 
@@ -74,7 +74,7 @@ class FeatureStream:
         size = engine.batch_size(compute.batch_size, BATCH_SIZE)
         self.batch_size = min(size, WHOLE_PICTURES) if engine.own_pixels else size
         self.workers = compute.workers
-        self.unreadable: dict[int, str] = {}
+        self.faults = Faults(len(sources))
         self.computed = 0
         self._cached = compute.cache
         self.origins = [_origin_of(engine, spec, self.batch_size) for spec in self.specs]
@@ -124,7 +124,8 @@ class FeatureStream:
 
         with closing(stream(engine, reader, self._missing(), self.batch_size, self.workers)) as batches:
             for batch, on_device in copied_ahead(batches, send, engine.device):
-                self.unreadable |= {int(batch.items[row]): reason for row, reason in batch.faults.items()}
+                for row, reason in batch.faults.items():
+                    self.faults.add(int(batch.items[row]), reason)
                 self.computed += int(batch.readable.sum())
                 columns = [
                     engine.features(pixels, self.specs, batch_size=self.batch_size) for pixels in on_device

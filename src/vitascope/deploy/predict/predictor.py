@@ -21,7 +21,7 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.data.listing import images_below
 from vitascope.data.pictures import PictureBatch, stream
-from vitascope.data.reading import FileReader
+from vitascope.data.reading import ImageReader
 from vitascope.data.stored import ImageFile, TableImage, as_pictures, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.deploy.predict.explanation import Explanation, explain_framed
@@ -42,7 +42,7 @@ from vitascope.models.engines.selection import REASONS, ClassSelection, Unknown,
 from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
-from vitascope.remote import StoredImage
+from vitascope.remote import StoredImage, url_name
 
 T = TypeVar("T", bound=Sized)
 log = logging.getLogger(__name__)
@@ -373,7 +373,8 @@ class Predictor:
     ) -> Generator[PictureBatch[Sequence[ImageFile]], None, None]:
         """The files in batches, read by workers where the pixels do not depend on the engine."""
         batches = iter(lambda: list(itertools.islice(files, self.batch_size)), [])
-        return stream(self.engine, FileReader(self.engine.preprocess), batches, self.batch_size, workers)
+        reader = ImageReader(None, self.engine.preprocess)
+        return stream(self.engine, reader, batches, self.batch_size, workers)
 
     def _selection(self, *chosen: Any) -> ClassSelection:
         selection = ClassSelection(*chosen)
@@ -449,9 +450,9 @@ def _counting_pages(files: Iterable[ImageFile]) -> Iterator[ImageFile]:
 
 def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:
     """The images of one place."""
+    if is_table(place) and url_name(place):
+        raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
     if (stored := stored_images(place)) is not None:
-        if is_table(place):
-            raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
         return stored
     if os.path.isdir(place):
         return (entry.path for entry in images_below(place, _unlisted))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.models.decoding import ImageError, ImageSource
+from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.features import OWN, FeatureSpec, features_of
 from vitascope.models.engines.transfer import is_asynchronous, to_device
 from vitascope.models.hardware import images_per_batch, resolve_device, resolve_precision, without_tf32
@@ -108,17 +108,6 @@ class Engine(ABC):
     def pixels(self, image: ImageSource) -> Pixels:
         """A picture as `probabilities` takes it, uint8 (C, H, W)."""
         return self.reader(image)
-
-    def read(self, sources: Sequence[ImageSource]) -> tuple[list[Pixels], dict[int, str]]:
-        """The pixels of readable pictures, and by place the errors of the others."""
-        pictures: list[Pixels] = []
-        errors: dict[int, str] = {}
-        for place, source in enumerate(sources):
-            try:
-                pictures.append(self.pixels(source))
-            except ImageError as error:
-                errors[place] = str(error)
-        return pictures, errors
 
     @abstractmethod
     def answers(self, pixels: Tensor) -> Answers:
