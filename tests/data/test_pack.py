@@ -88,7 +88,7 @@ def test_a_tree_is_split_when_it_is_packed(tmp_path: Path) -> None:
 def test_same_input_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = pictures(tmp_path)
     pack(data, tmp_path / "one", image_size=6)
-    monkeypatch.setattr(packing.os, "cpu_count", lambda: 7)
+    monkeypatch.setattr("vitascope.network.usable_cores", lambda: 7)
     for path in Path(data).rglob("*.png"):
         path.touch()
     pack(data, tmp_path / "two", image_size=6)

@@ -292,18 +292,6 @@ def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:
     ]
 
 
-def test_set_is_rejected_for_more_than_a_tenth_and_more_than_one_unreadable_image() -> None:
-    faults = Faults(20, "val")
-    for name in ("a", "b", "a"):
-        faults.add(name, f"{name}: broken")
-    assert (faults.count, faults.left_out) == (2, ("a: broken", "b: broken"))
-    with pytest.raises(
-        UserError, match="more than 10% of 20 images of the val set cannot be read, at least 3: a: broken; b"
-    ):
-        faults.add("c", "c: broken")
-    Faults(1, "val").add("a", "a: broken")
-
-
 def test_threads_return_what_is_readable_in_order_and_record_the_others() -> None:
     faults, sources = Faults(50), [number % 7 and noise(8, 8, seed=number) for number in range(50)]
     read = list(readable(FIT.pixels, sources, faults, together=3))  # a number is no picture

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from vitascope.models.decoding import Encoded, ImageSource, source_name
+from vitascope.models.decoding import Encoded, ImageSource, encoded_bytes, source_name
 from vitascope.network import Threads
 
 DIGEST = 16
@@ -61,12 +61,11 @@ def _hashed(source: ImageSource, length: int) -> tuple[int, bytes]:
                 digest.update(block)
                 size += len(block)
         return size, digest.digest()
-    if isinstance(source, np.ndarray):
+    content = encoded_bytes(source)
+    if content is None:
+        assert isinstance(source, np.ndarray)
         digest.update(f"{source.dtype.str} {source.shape} ".encode())
         content = source.tobytes()
-    else:
-        assert isinstance(source, bytes | Encoded)
-        content = source if isinstance(source, bytes) else source.read_bytes()
     digest.update(content)
     return len(content), digest.digest()
 

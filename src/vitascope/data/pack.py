@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +23,9 @@ from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.models.decoding import (
-    Encoded,
     ImageSource,
     decode,
+    encoded_bytes,
     has_more_bits,
     image_errors,
     open_image,
@@ -151,11 +150,7 @@ class _Packer:
 def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
     """Suffix and bytes of an encoded picture, reduced to `image_size`; raises ImageError."""
     with image_errors(source):
-        content = source if isinstance(source, bytes) else None
-        if isinstance(source, str | os.PathLike):
-            content = Path(source).read_bytes()
-        elif isinstance(source, Encoded):
-            content = source.read_bytes()
+        content = encoded_bytes(source)
     if content is None or image_size is not None:
         with image_errors(source):
             image = open_image(source if content is None else content)

@@ -20,6 +20,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast, runtime_checkable
 
 import numpy as np
@@ -151,6 +152,14 @@ def source_name(source: ImageSource) -> str:
     if isinstance(source, Encoded):
         return str(source)
     return f"<{type(source).__name__}>"
+
+
+def encoded_bytes(source: ImageSource) -> bytes | None:
+    """The bytes of an encoded picture; None of other sources, which have pixels or are open files."""
+    if isinstance(source, bytes):
+        return source
+    place = Path(source) if isinstance(source, str | os.PathLike) else source
+    return place.read_bytes() if isinstance(place, Encoded) else None
 
 
 def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:

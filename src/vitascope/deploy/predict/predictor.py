@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.listing import images_below
-from vitascope.data.pictures import PictureBatch, stream
+from vitascope.data.pictures import PictureBatch, stream, through_device
 from vitascope.data.reading import ImageReader
 from vitascope.data.stored import ImageFile, TableImage, as_pictures, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
@@ -39,7 +39,6 @@ from vitascope.models.engines.compute import BatchSize, Views, Workers
 from vitascope.models.engines.engine import Engine, stacks
 from vitascope.models.engines.runtimes import as_engine, open_engine
 from vitascope.models.engines.selection import REASONS, ClassSelection, Unknown, Verdict
-from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
 from vitascope.remote import StoredImage, url_name
@@ -385,17 +384,12 @@ class Predictor:
         self, read: Iterable[PictureBatch[T]], selection: ClassSelection
     ) -> Iterator[tuple[PictureBatch[T], Iterator[_Answer]]]:
         """Batches with the predictions of their readable pictures; a GPU computes the next ones meanwhile."""
-        device = self.engine.device
 
-        def send(batch: PictureBatch[T]) -> tuple[Tensor, ...]:
-            return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
+        def answers(pixels: Tensor) -> list[Tensor]:
+            return self.engine.answers(pixels).known()[1:]
 
-        def answered(batch: PictureBatch[T], pixels: Sequence[Tensor]) -> Fetched:
-            return Fetched(batch.in_order([self.engine.answers(stack).known()[1:] for stack in pixels]))
-
-        started = ((batch, answered(batch, pixels)) for batch, pixels in copied_ahead(read, send, device))
-        for batch, fetched in one_late(started, device):
-            yield batch, self._described(fetched.wait(), selection)
+        for batch, columns in through_device(read, answers, self.engine.device):
+            yield batch, self._described(columns, selection)
 
     def _described(self, answers: Sequence[Tensor], selection: ClassSelection) -> Iterator[_Answer]:
         """The answers for each picture, from the probabilities (m, K), which the familiarity (m,) follows if

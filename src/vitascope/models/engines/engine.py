@@ -169,12 +169,8 @@ class Engine(ABC):
         self, pictures: Sequence[Pixels], specs: Sequence[FeatureSpec] = (OWN,)
     ) -> list[Tensor]:
         """As `features`, of at least one picture; pictures of one size share a batch."""
-        order, parts = [], []
-        for places, stack in stacks(pictures):
-            order += places
-            parts.append(self.features(stack, specs))
-        rows = torch.tensor(order).argsort()
-        return [torch.cat(column)[rows] for column in zip(*parts, strict=True)]  # (B, D) each
+        batches = stacks(pictures)
+        return in_order(batches, [self.features(stack, specs) for _, stack in batches])  # (B, D) each
 
     def check_classes(self) -> None:
         """Reject a model without classes."""
@@ -189,20 +185,23 @@ class Engine(ABC):
 
     def predict(self, pictures: Sequence[Pixels]) -> Answers:
         """The answers for at least one picture, on the CPU; those of one size share a batch."""
-        order: list[int] = []
-        parts = []
-        for places, stack in stacks(pictures):
-            order += places
-            parts.append(self.answers(stack))
-        rows = torch.tensor(order).argsort()
-        logits, probabilities, *familiarity = (
-            torch.cat(column).cpu()[rows] for column in zip(*map(Answers.known, parts), strict=True)
-        )
-        return Answers(logits, probabilities, *familiarity)
+        batches = stacks(pictures)
+        computed = in_order(batches, [self.answers(stack).known() for _, stack in batches])
+        return Answers(*(column.cpu() for column in computed))
 
 
 WHOLE_PICTURES = 32
 """The most pictures of their own size in memory at once: a photograph takes 36 MB."""
+
+
+def in_order(
+    batches: Sequence[tuple[list[int], Tensor]], columns: Sequence[Sequence[Tensor]]
+) -> list[Tensor]:
+    """What was computed of each of the `stacks`, columns of (b, ...), for all pictures, in their order."""
+    if len(batches) == 1:
+        return list(columns[0])
+    rows = torch.tensor([place for places, _ in batches for place in places]).argsort()
+    return [torch.cat(column)[rows] for column in zip(*columns, strict=True)]
 
 
 def stacks(pictures: Sequence[Pixels]) -> list[tuple[list[int], Tensor]]:

@@ -11,6 +11,7 @@ each hidden patch, and predicts the normalized pixels of the hidden patches.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -26,10 +27,10 @@ from torch import Tensor, nn
 from vitascope.data.changes import together
 from vitascope.data.loading import Loader
 from vitascope.data.randomness import fractions, random_bits, sorting_keys
-from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
+from vitascope.models.decoding import ImageError
 from vitascope.models.encoder import Encoder
 from vitascope.models.norms import LayerNorm
 from vitascope.models.patches import patchify, put, take, unpatchify
@@ -289,9 +290,10 @@ def draw_masked(run: Run, task: Masked, module: nn.Module, images: ImageSet) -> 
 
     Every process computes, since each may hold a part of the module; the first one draws.
     """
-    device = next(module.parameters()).device
-    some = [images.sources[index] for index in images.spread(DRAWN)]
-    arrays = [pixels for _, pixels in readable(task.preprocess.pixels, some, Faults(len(some)))]
+    device, arrays = next(module.parameters()).device, []
+    for index in images.spread(DRAWN):
+        with contextlib.suppress(ImageError):  # the loader has reported it
+            arrays.append(task.preprocess.pixels(images.sources[index]))
     pixels = torch.from_numpy(np.stack(arrays)).to(device) / 255  # (n, C, H, W)
     drawn = on_device(task.hidden(0, 0, np.arange(len(pixels))), device)
     with evaluation_mode(module):
