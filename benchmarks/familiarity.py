@@ -36,7 +36,7 @@ Score = Callable[[Tensor], Tensor]
 def features_of(engine: TorchEngine, sources: Sequence[ImageSource]) -> Tensor:
     """(N, D), float64."""
     parts = [
-        engine.features(torch.from_numpy(np.stack(engine.read(sources[start : start + BATCH])[0])))[0]
+        engine.features(torch.from_numpy(np.stack([*map(engine.pixels, sources[start : start + BATCH])])))[0]
         for start in range(0, len(sources), BATCH)
     ]
     return torch.cat(parts).double()

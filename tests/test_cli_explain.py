@@ -332,7 +332,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
             "add --out FOLDER for a heatmap of each",
         ),
         (["runs/tiny", "data", "--out", "data/maps"], "--out data/maps is in data, whose pictures are"),
-        (["runs/tiny", "empty", "--out", "maps"], "no picture that can be read"),
+        (["runs/tiny", "empty", "--out", "maps"], "none of 0 images can be read"),
         (["runs/tiny", "data", "--target", "rde", "--out", "maps"], "no class 'rde'; nearest: red"),
         (["runs/tiny", PICTURE, "--layer", "99", "--method", "attention"], "no layer 99: the model has 1"),
         (["runs/tiny", PICTURE, "--head", "2", "--method", "attention"], "no head 2: each layer has 2"),

@@ -220,7 +220,7 @@ def test_image_that_has_gone_leaves_its_place_empty_with_a_warning(
     assert f"not drawn: {found.images[1]}: no such file" in caplog.text
     for name in (found.images[0], found.images[2]):
         Path(name).unlink()
-    with pytest.raises(UserError, match="nothing to draw, because no image that was found can be read"):
+    with pytest.raises(UserError, match="none of 3 images can be read"):
         found.draw()
     assert found._repr_png_() is None
 

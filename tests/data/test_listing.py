@@ -150,4 +150,4 @@ def test_a_file_that_vanishes_after_it_was_listed_is_counted(
     monkeypatch.setattr(os, "scandir", vanishing)
     loader = Loader(read_tree(root), Preprocess(image_size=(8, 8)), 4)
     assert len(loader) == 23
-    assert loader.unreadable == {str(gone): f"{gone}: no such file"}
+    assert loader.faults.reasons == {str(gone): f"{gone}: no such file"}

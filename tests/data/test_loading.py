@@ -125,7 +125,7 @@ def test_no_readable_image_is_an_empty_epoch_or_a_clear_error(tmp_path: Path, me
     try:
         loader = Loader(data, FIT, 4, workers=0, memory_budget=memory_budget)
         assert order(loader) == []
-        assert list(loader.unreadable) == [str(broken[0])]
+        assert list(loader.faults.reasons) == [str(broken[0])]
     except UserError as error:
         assert "broken0.png" in str(error)  # noqa: PT017 - either result is valid
 
@@ -205,7 +205,7 @@ def test_unreadable_images_are_left_out_of_balanced_epochs(tmp_path: Path, memor
     loader = Loader(data, FIT, 20, seed=0, workers=0, memory_budget=memory_budget, balanced=True)
     (batch,) = loader.epoch()
     assert 3 not in batch.indices % 20
-    assert list(loader.unreadable) == [str(broken[0])]
+    assert list(loader.faults.reasons) == [str(broken[0])]
     assert (len(batch.targets), batch.planned) == ((19, 19) if memory_budget else (19, 20))
 
 
@@ -381,18 +381,18 @@ def test_every_kind_of_broken_file_is_left_out_and_named(
     loader = Loader(data, FIT, 8, seed=0, **kinds)
     batches = list(loader.epoch())
     assert sorted(i for batch in batches for i in batch.indices) == sorted(set(range(40)) - set(harmed))
-    assert sorted(map(Path, loader.unreadable)) == sorted(sources[index] for index in harmed)
+    assert sorted(map(Path, loader.faults.reasons)) == sorted(sources[index] for index in harmed)
     for name, reason in {
         "bomb.jpg": "bomb",
         "text.jpg": "not a picture",
         "truncated.jpg": "truncated",
     }.items():
-        assert reason in loader.unreadable[str(tmp_path / name)]
-    assert len(Loader(data, FIT, 8, seed=0, **kinds).unreadable) == (4 if memory_budget else 0)
+        assert reason in loader.faults.reasons[str(tmp_path / name)]
+    assert len(Loader(data, FIT, 8, seed=0, **kinds).faults.reasons) == (4 if memory_budget else 0)
     assert_same(list(loader.epoch(0, start=2)), batches[2:])  # a resumed epoch leaves out the same
     sources[0] = harm("text", tmp_path)  # a fifth broken file, under another name
     sources[0] = sources[0].rename(tmp_path / "fifth.jpg")
-    with pytest.raises(UserError, match="more than 10% of the 40 images"):
+    with pytest.raises(UserError, match="more than 10% of 40 images"):
         list(Loader(data, FIT, 8, seed=0, **kinds).epoch())
 
 
@@ -420,7 +420,7 @@ def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_
     assert (streamed.kept_bytes, kept.kept_bytes) == (0, 13 * 3 * 4 * 4)
     for epoch in range(4):
         assert_same(list(kept.epoch(epoch)), list(streamed.epoch(epoch)))
-    assert list(kept.unreadable) == list(streamed.unreadable) == [str(broken[0])]
+    assert list(kept.faults.reasons) == list(streamed.faults.reasons) == [str(broken[0])]
 
 
 def test_images_that_stay_on_the_device_are_read_once(

@@ -11,7 +11,7 @@ from tests.data import noise
 from tests.models import small_model
 from vitascope.data.pictures import stream
 from vitascope.data.reading import ImageReader
-from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.engine import TorchEngine, in_order
 
 BATCH = 4
 
@@ -55,6 +55,6 @@ def test_what_is_computed_of_pictures_of_several_sizes_is_in_their_order() -> No
     sources = [np.full((side, side, 3 if side > 1 else 1), side, np.uint8) for side in sides]
     (batch,) = stream(engine, ImageReader(sources, engine.preprocess), [np.arange(len(sides))], len(sides))
     assert sorted(len(stack) for _, stack in batch.stacks) == [1, 2, 2]
-    (sizes,) = batch.in_order([[stack.float().mean(dim=(1, 2, 3))] for _, stack in batch.stacks])
+    (sizes,) = in_order(batch.stacks, [[stack.float().mean(dim=(1, 2, 3))] for _, stack in batch.stacks])
     assert sizes.tolist() == [side for side in sides if side > 1]
     assert list(batch.faults) == [3]

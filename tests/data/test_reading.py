@@ -20,7 +20,7 @@ from PIL import Image
 from tests.data import encoded, exif_of, noise, read_tree, write_tree
 from tests.forked import ending, fork
 from vitascope.data.augment import crop_draws
-from vitascope.data.reading import ImageReader, ReadingPool, random_crop
+from vitascope.data.reading import NAMED, Faults, ImageReader, ReadingPool, random_crop, readable
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageError
 from vitascope.models.preprocess import Preprocess
@@ -275,3 +275,29 @@ def test_each_pass_over_a_pool_reads_each_image_once(tmp_path: Path) -> None:
         expected = [reader(int(index), epoch) for index in order]
         np.testing.assert_array_equal(np.concatenate(read), np.stack(expected))
     pool.close()
+
+
+# The faults of a job
+
+
+def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:
+    faults = Faults()
+    for number in range(100):
+        faults.tally(f"{number}.png: broken")
+    assert (faults.images, faults.count, len(faults.reasons)) == (100, 100, NAMED)
+    assert [faults.lines()[place] for place in (0, 1, -1)] == [
+        "100 of 100 images could not be read:",
+        "  0.png: broken",
+        "  and 90 more",
+    ]
+
+
+def test_threads_return_what_is_readable_in_order_and_record_the_others() -> None:
+    faults, sources = Faults(50), [number % 7 and noise(8, 8, seed=number) for number in range(50)]
+    read = list(readable(FIT.pixels, sources, faults, together=3))  # a number is no picture
+    assert [number for number, _ in read] == [number for number in range(50) if number % 7]
+    assert all(np.array_equal(pixels, FIT.pixels(sources[number])) for number, pixels in read)
+    assert list(faults.reasons) == list(range(0, 50, 7))
+    of_two = dataclasses.replace(FIT, channels=2, mean=(0, 0), std=(1, 1))
+    with pytest.raises(UserError, match="the model has 2"):  # a fault of no picture
+        list(readable(of_two.pixels, sources[1:], faults))

@@ -13,12 +13,15 @@ from vitascope.data.datasets import open_data, open_pictures, read_data
 from vitascope.data.formats.shard_index import MAX_BYTES
 from vitascope.data.formats.shards import open_shard
 from vitascope.data.pack import pack
+from vitascope.data.reading import ImageReader
 from vitascope.data.splits import Splits
-from vitascope.data.stored import StoredImage, stored_images
+from vitascope.data.stored import as_pictures, stored_images
 from vitascope.data.stored_data import hub_id
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageError, read_image, source_name
+from vitascope.models.preprocess import Preprocess
+from vitascope.remote import StoredImage, source_at
 from vitascope.remote.stores import StoreError
 
 
@@ -137,9 +140,16 @@ def test_one_picture_is_shown(store: Store) -> None:
     (picture,) = open_pictures(store.add("a.png"))
     expected = np.asarray(read_image(store.folder / "a.png"))
     assert np.array_equal(np.asarray(read_image(picture)), expected)
-    assert np.array_equal(np.asarray(read_image(f"{store.url}/a.png")), expected)
+    there, absent, array = as_pictures([f"{store.url}/a.png", f"{store.url}/b.png", expected])
+    assert np.array_equal(np.asarray(read_image(there)), expected)
+    assert array is expected
     with pytest.raises(StoreError, match=r"no such object, folder or bucket$"):
-        read_image(f"{store.url}/b.png")
+        read_image(absent)
+    reader = ImageReader(None, Preprocess(image_size=(8, 8)))
+    local, stored = (
+        reader.sources_of([place])[0] for place in (store.folder / "a.png", f"{store.url}/a.png")
+    )
+    assert np.array_equal(reader.preprocess.pixels(local), reader.preprocess.pixels(stored))
 
 
 def test_every_third_failing_request_changes_nothing(store: Store) -> None:
@@ -207,6 +217,6 @@ def test_stored_pictures_and_shards_can_be_sent_to_other_processes(web_store: St
     write_tree(web_store.folder / "photos", {"cat": 2})
     first, _ = stored_images(web_store.add("photos"))
     assert isinstance(first, StoredImage)
-    assert pickle.loads(pickle.dumps(first)) == first  # noqa: S301
+    assert pickle.loads(pickle.dumps(first)) == source_at(first.as_text()) == first  # noqa: S301
     with open_shard(first.object) as file:
         assert file.read(4) == b"\x89PNG"

@@ -9,10 +9,9 @@ import pytest
 
 from tests.forked import ending, fork
 from tests.stores import Store
-from vitascope.data.stored import StoredImage
 from vitascope.errors import UserError
 from vitascope.models.decoding import read_image
-from vitascope.remote import cache
+from vitascope.remote import StoredImage, cache
 from vitascope.remote.cache import ObjectReader, copied, prefetched, read, size_on_disk
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object
 
@@ -171,7 +170,7 @@ def test_cache_that_cannot_be_read_concerns_all_objects_and_is_named(
         block.symlink_to(block)
     for _ in range(2):
         with pytest.raises(StoreError, match=r"the cache cannot be used: .* MB are free.* VITASCOPE_CACHE"):
-            read_image(StoredImage(found))
+            read_image(StoredImage(found.url, found))
 
 
 def test_threads_and_processes_fetch_a_block_once(web_store: Store) -> None:

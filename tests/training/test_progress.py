@@ -96,15 +96,15 @@ def test_long_epoch_without_a_terminal_prints_progress(clock, capsys) -> None:
 
 def test_unreadable_images_are_named_once(capsys) -> None:
     bar = Progress(2, 20)
-    bar.left_out({"a.jpg": "a.jpg: truncated"})
-    bar.left_out({"a.jpg": "a.jpg: truncated", "b.jpg": "no picture"})
+    bar.left_out(["a.jpg: truncated"])
+    bar.left_out(["a.jpg: truncated", "b.jpg: no picture"])
     assert capsys.readouterr().out == "left out: a.jpg: truncated\nleft out: b.jpg: no picture\n"
 
 
 def test_only_the_first_process_prints(capsys) -> None:
     bar = Progress(1, 10, shown=False)
     bar.advance(10)
-    bar.left_out({"a.jpg": "a.jpg: truncated"})
+    bar.left_out(["a.jpg: truncated"])
     bar.note("stopped")
     bar.epoch(1, train_loss=1.0, val={"loss": 1.0})
     bar.close()

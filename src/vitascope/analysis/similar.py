@@ -29,6 +29,8 @@ from vitascope.data.features.embed import (
 )
 from vitascope.data.features.embedding_file import EmbeddingColumns, OfImages, is_embedding_file
 from vitascope.data.features.stream import BLOCK, FeatureStream, Indices
+from vitascope.data.reading import Faults, readable
+from vitascope.data.stored import as_pictures
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted, listed, pandas_library
@@ -36,7 +38,6 @@ from vitascope.models.decoding import (
     ImageError,
     ImageSource,
     Levels,
-    as_pictures,
     is_one_picture,
     read_image,
     source_name,
@@ -162,19 +163,12 @@ def _tile(source: ImageSource, levels: Levels | None) -> Tile:
 
 def _readable_tiles(sources: Sequence[ImageSource], levels: Levels | None) -> list[Tile | None]:
     """Each picture, or None and a warning for one that cannot be read; a UserError if none can."""
-    tiles: list[Tile | None] = []
-    faults = []
-    for source in sources:
-        try:
-            tiles.append(_tile(source, levels))
-        except ImageError as error:
-            tiles.append(None)
-            faults.append(str(error))
-    if len(faults) == len(sources):
-        raise UserError(f"nothing to draw, because no image that was found can be read: {listed(faults, 1)}")
-    if faults:
-        log.warning("not drawn: %s", listed(faults))
-    return tiles
+    faults = Faults(len(sources))
+    tiles = dict(readable(lambda source: _tile(source, levels), sources, faults))
+    faults.check_some()
+    if faults.count:
+        log.warning("not drawn: %s", listed(faults.left_out))
+    return [tiles.get(number) for number in range(len(sources))]
 
 
 class _Options(TypedDict, total=False):
@@ -281,7 +275,7 @@ def similar(
                 columns=columns_at(indices),
                 compared=best.compared,
                 computed=0 if stream is None else stream.computed,
-                unreadable=() if stream is None else tuple(stream.unreadable.values()),
+                unreadable=() if stream is None else stream.faults.left_out,
                 sources=(asked_picture, *(sources[index] for index in indices.tolist())),
                 is_words=words,
                 levels=engine.preprocess.levels,
@@ -384,7 +378,7 @@ class _Best:
     def to(cls, stream: FeatureStream, k: int) -> _Best:
         """For the pictures of a stream; an ImageError for one that cannot be read."""
         parts = [rows.features[0] for rows in stream]
-        for reason in stream.unreadable.values():
+        for reason in stream.faults.left_out:
             raise ImageError(reason)
         return cls(np.concatenate(parts), k)
 

@@ -9,30 +9,22 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vitascope.errors import printable
-from vitascope.formatting import counted
-
 if TYPE_CHECKING:
-    from vitascope.deploy.predict.result_file import Tally
+    from vitascope.data.reading import Faults
 
 
-def exit_if_unreadable(tally: Tally) -> None:
+def exit_if_unreadable(faults: Faults) -> None:
     """Name unreadable images on standard error and exit with status 1; return if there are none."""
-    if not tally.unreadable:
-        return
-    print(f"{tally.unreadable:,} of {counted(tally.images, 'image')} could not be read:", file=sys.stderr)
-    for reason in tally.reasons:
-        print(f"  {printable(reason)}", file=sys.stderr)
-    if tally.unreadable > len(tally.reasons):
-        print(f"  and {tally.unreadable - len(tally.reasons):,} more", file=sys.stderr)
-    sys.exit(1)
+    if faults.count:
+        print("\n".join(faults.lines()), file=sys.stderr)
+        sys.exit(1)
 
 
 def exit_if_left_out(read: int, reasons: Sequence[str]) -> None:
     """As `exit_if_unreadable`, for the number of images that were read and the reasons of the others."""
-    from vitascope.deploy.predict.result_file import NAMED, Tally
+    from vitascope.data.reading import Faults
 
-    exit_if_unreadable(Tally(read + len(reasons), len(reasons), list(reasons[:NAMED])))
+    exit_if_unreadable(Faults.of(read + len(reasons), reasons))
 
 
 def exit_stopped(signum: int, state: str) -> NoReturn:

@@ -227,9 +227,8 @@ class Explain:
         from vitascope.analysis.explain.maps import write_maps
         from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped
         from vitascope.data.contents import digest_of
-        from vitascope.data.stored import as_text
+        from vitascope.data.reading import Faults
         from vitascope.deploy.predict.predictor import find_images
-        from vitascope.deploy.predict.result_file import Tally
         from vitascope.models.engines.engine import TorchEngine
 
         files = list(dict.fromkeys(find_images(self.data)))  # folders may overlap
@@ -239,24 +238,25 @@ class Explain:
             (
                 os.path.relpath(str(file), root),
                 file,
-                digest_of(file).hex() if isinstance(file, str) else as_text(file),
+                digest_of(file).hex() if isinstance(file, str) else file.as_text(),
             )
             for file in files
         )
         engine = TorchEngine(model, precision="fp32", device=self.device)
         asked = [self._method, settings, self.target, self.versus, self.like and digest_of(self.like).hex()]
         about = json.dumps([engine.digest, engine.body_digest, engine.preprocess.to_dict(), *asked])
-        tally = Tally()
+        faults = Faults(len(files))
         state = f"the finished maps in {out} are kept; repeat the command to continue"
         with (
             exiting_if_stopped(state),
             tqdm(total=len(files), unit=" pictures", delay=3, disable=None) as bar,
         ):
-            for error in write_maps(model, pictures, out, self._method, target, about=about, **settings):
-                tally.add(error)
+            for _ in write_maps(
+                model, pictures, out, self._method, target, about=about, faults=faults, **settings
+            ):
                 bar.update()
-        print(self._signed(f"{counted(tally.images - tally.unreadable, 'map')} in {out}"))
-        exit_if_unreadable(tally)
+        print(self._signed(f"{counted(faults.images - faults.count, 'map')} in {out}"))
+        exit_if_unreadable(faults)
 
     def _compare(self, model: VisionModel) -> Comparison:
         from tqdm import tqdm

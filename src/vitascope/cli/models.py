@@ -199,7 +199,7 @@ class Pack:
         from vitascope.data.pack import pack
 
         packed = pack(**arguments_of(self))
-        for reason in packed.unreadable.values():
+        for reason in packed.unreadable:
             print(f"left out: {reason}")
         for split, shards in packed.index.splits.items():
             megabytes = sum(shard.bytes for shard in shards) / 1e6

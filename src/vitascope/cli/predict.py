@@ -24,9 +24,10 @@ from vitascope.formatting import counted
 from vitascope.models.engines.compute import Resources
 
 if TYPE_CHECKING:
+    from vitascope.data.reading import Faults
     from vitascope.data.stored import ImageFile
     from vitascope.deploy.predict.predictor import ImageResult
-    from vitascope.deploy.predict.result_file import PredictTask, Tally
+    from vitascope.deploy.predict.result_file import PredictTask
     from vitascope.models.engines.engine import Engine
     from vitascope.models.engines.selection import ClassSelection
     from vitascope.models.vit import VisionTransformer
@@ -177,25 +178,25 @@ class Predict:
             else:
                 engine = self._engine()
                 task, loop = self._suited(task, engine), loop_of(engine)
-            tally, now = predict_to_file(
+            faults, now = predict_to_file(
                 output.path, engine, task, loop, self.images, self.table, resume=self.resume
             )
         output.publish()
         self._note(task.selection, engine)
         if self.json:
-            print(json.dumps({"out": out, "pictures": tally.images, "unreadable": tally.unreadable}))
-            exit_if_unreadable(tally)
+            print(json.dumps({"out": out, "pictures": faults.images, "unreadable": faults.count}))
+            exit_if_unreadable(faults)
         precision = "" if ray is not None else f", {engine.precision_for(task.batch_size)}"
-        self._summarize(tally, now, time.monotonic() - started, precision)
+        self._summarize(faults, now, time.monotonic() - started, precision)
 
     def _print(self, engine: Engine, task: PredictTask) -> None:
         """Print each result as it comes; those of a few image files when all are predicted."""
+        from vitascope.data.reading import Faults
         from vitascope.deploy.predict.predictor import Predictor
-        from vitascope.deploy.predict.result_file import Tally
 
         few = all(os.path.isfile(place) and not is_table(place) for place in self.images)
         workers = 0 if few and task.workers is None and len(self.images) <= task.batch_size else task.workers
-        tally, rows, started = Tally(), task.rows(engine), time.monotonic()
+        faults, rows, started = Faults(), task.rows(engine), time.monotonic()
         results = Predictor(engine, batch_size=task.batch_size).stream(
             self._found(), workers=workers, **dataclasses.asdict(task.selection)
         )
@@ -206,17 +207,17 @@ class Predict:
                 print(f"[{', '.join(rows.line(result).rstrip() for result in found)}]")
             width = max(map(label_width, found)) if few else 0
             for result in found:
-                tally.add(result.error)
+                faults.tally(result.error)
                 if not self.json:
                     print(outcome_in_words(result, width or label_width(result)))
                 elif not few:
                     print(rows.line(result)[:-1])
         self._note(task.selection, engine)
         if few:
-            exit_if_unreadable(tally)
+            exit_if_unreadable(faults)
         else:
             seconds = time.monotonic() - started
-            self._summarize(tally, tally.images, seconds, f", {engine.precision_for(task.batch_size)}")
+            self._summarize(faults, faults.images, seconds, f", {engine.precision_for(task.batch_size)}")
 
     def _note(self, selection: ClassSelection, engine: Engine) -> None:
         """Print why no picture is called unfamiliar, if that is so."""
@@ -228,13 +229,13 @@ class Predict:
 
         return find_images(self.images, self.table, keep=self.keep_columns)
 
-    def _summarize(self, tally: Tally, done: int, seconds: float, precision: str) -> None:
+    def _summarize(self, faults: Faults, done: int, seconds: float, precision: str) -> None:
         """Print the counts; exit with status 1 if images could not be read."""
-        now = "" if done == tally.images else f", {done:,} of them now"
+        now = "" if done == faults.images else f", {done:,} of them now"
         place = "" if self.out is None else f" in {self.out}"
         speed = f", {done / max(seconds, 1e-9):,.0f} images/s" if done else ""
-        print(f"{counted(tally.images, 'image')}{place}{now}{speed}{precision}", file=sys.stderr)
-        exit_if_unreadable(tally)
+        print(f"{counted(faults.images, 'image')}{place}{now}{speed}{precision}", file=sys.stderr)
+        exit_if_unreadable(faults)
 
 
 def outcome_in_words(result: ImageResult, width: int) -> str:

@@ -14,6 +14,7 @@ from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import SEPARATOR
 from vitascope.models.decoding import Encoded, ImageSource, source_name
+from vitascope.remote import source_at
 
 SPLITS = ("train", "val", "test", "all")
 """Names of splits; `all` are the images of data that are not divided."""
@@ -85,7 +86,8 @@ def all_images(data: str | Sequence[ImageSource], table: TableOptions = AS_RECOG
         UserError: no such data, or no images in it; as `read_data`.
     """
     if not isinstance(data, str):
-        images = AllImages([ImageSet("all", data)])
+        sources = list(map(source_at, data)) if isinstance(data, list) else data
+        images = AllImages([ImageSet("all", sources)])
     elif (picture := image_file(data)) is not None:
         images = AllImages([ImageSet("all", [picture])])
     else:

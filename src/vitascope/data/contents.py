@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from vitascope.models.decoding import Encoded, ImageSource, source_name
+from vitascope.models.decoding import Encoded, ImageSource, encoded_bytes, source_name
 from vitascope.network import Threads
 
 DIGEST = 16
@@ -55,35 +52,22 @@ def _hashed(source: ImageSource, length: int) -> tuple[int, bytes]:
     """The number of bytes of a picture, and a BLAKE2b hash of all of them, so many bytes long.
 
     Raises:
-        OSError, EOFError: it cannot be read, or is shorter than it was when it was opened.
+        OSError, EOFError: it cannot be read.
     """
-    digest = hashlib.blake2b(digest_size=length)
-    if isinstance(source, np.ndarray):
-        digest.update(f"{source.dtype.str} {source.shape} ".encode() + source.tobytes())
-        return source.nbytes, digest.digest()
-    with _opened(source) as (file, start, size):
-        file.seek(start)
-        left = size
-        while left:
-            if not (block := file.read(min(left, BLOCK))):
-                raise EOFError(f"it ends {left:,} bytes early")
-            digest.update(block)
-            left -= len(block)
-    return size, digest.digest()
-
-
-@contextlib.contextmanager
-def _opened(source: ImageSource) -> Iterator[tuple[IO[bytes], int, int]]:
-    """An open file, the place of the encoded picture in it, and its bytes."""
-    if isinstance(source, Encoded):
-        with source.opened() as found:
-            yield found
-    elif isinstance(source, str | os.PathLike):
+    digest, size = hashlib.blake2b(digest_size=length), 0
+    if isinstance(source, str | os.PathLike):
         with open(source, "rb", buffering=0) as file:
-            yield file, 0, os.fstat(file.fileno()).st_size
-    else:
-        assert isinstance(source, bytes)
-        yield io.BytesIO(source), 0, len(source)
+            while block := file.read(BLOCK):
+                digest.update(block)
+                size += len(block)
+        return size, digest.digest()
+    content = encoded_bytes(source)
+    if content is None:
+        assert isinstance(source, np.ndarray)
+        digest.update(f"{source.dtype.str} {source.shape} ".encode())
+        content = source.tobytes()
+    digest.update(content)
+    return len(content), digest.digest()
 
 
 def contents_of(sources: Sequence[ImageSource]) -> npt.NDArray[np.bytes_]:

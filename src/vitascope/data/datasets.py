@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +27,14 @@ from vitascope.data.formats.published import KNOWN_SETS, PublishedSet
 from vitascope.data.formats.shards import Shards, has_shards, read_shards
 from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
+from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits, without_rare
-from vitascope.data.stored import stored_images
 from vitascope.data.stored_data import hub_id, open_stored, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
 from vitascope.formatting import canonical, counted
-from vitascope.models.decoding import ImageError, ImageSource, greatest_integer, header_size, source_name
-from vitascope.network import in_threads
-from vitascope.remote.paths import StorePath
-from vitascope.remote.stores import is_url
+from vitascope.models.decoding import ImageSource, greatest_integer, header_size, source_name
+from vitascope.remote import source_at
 
 log = logging.getLogger(__name__)
 
@@ -158,9 +156,10 @@ def image_file(data: str) -> ImageSource | None:
     """The picture that data are, a file or an object in a store; None for other data."""
     if suffix_of(data) not in IMAGE_SUFFIXES:
         return None
-    if is_url(data):
-        return next(iter(stored_images(data)))
-    path = Path(data).expanduser()
+    file = source_at(data)
+    if not isinstance(file, str):
+        return file
+    path = Path(file).expanduser()
     return path if path.is_file() else None
 
 
@@ -177,43 +176,34 @@ def open_pictures(data: str) -> Sequence[ImageSource]:
 
 def read_data(data: str, table: TableOptions = AS_RECOGNIZED) -> Inventory:
     """All images of a data set, in the splits that it has, or in `all`, after decisions; none is drawn."""
-    data = hub_id(data)
-    inventory = _read_stored(data, table) if is_url(data) else _read(data, table)
+    inventory = _read(hub_id(data), table)
     sets = (
         images if images.targets is None else dataclasses.replace(images, targets=images.targets.merged())
         for images in map(with_objects, inventory.sets)
     )
-    root = str(inventory.root) if isinstance(inventory.root, StorePath) else inventory.root
-    inventory = dataclasses.replace(inventory, sets=tuple(sets), root=root)
+    inventory = dataclasses.replace(inventory, sets=tuple(sets))
     if table.audit is not None:
         inventory = Decisions.read(table.audit).applied(inventory)
     return without_rare(inventory, table.min_images) if table.min_images > 1 else inventory
 
 
 def _read(data: str, table: TableOptions) -> Inventory:
-    format, place = _find(data)
+    """The images of DATA, which may be a folder, a table or an archive in a store."""
+    stored = open_stored(data)
+    if isinstance(stored, Path):
+        if is_table(data) and table.images is None:
+            table = dataclasses.replace(table, images=data.rpartition("/")[0])
+        with naming(stored, data):
+            return _read(str(stored), table)
+    format, place = (None, "") if stored else _find(data)
     if isinstance(format, Table):
         format = Table(table)
     elif table.given:
-        raise _not_a_table(data, table)
-    return format.read(place)
-
-
-def _read_stored(url: str, table: TableOptions) -> Inventory:
-    """As `_read`, of a folder, a table or an archive in a store."""
-    place = open_stored(url)
-    if not isinstance(place, StorePath):
-        if is_table(url) and table.images is None:
-            table = dataclasses.replace(table, images=url.rpartition("/")[0])
-        with naming(place, url):
-            return _read(str(place), table)
-    if table.given:
-        raise _not_a_table(url, table)
-    return read_shards(place) if has_shards(place) else read_folder(place)
-
-
-def _not_a_table(data: str, table: TableOptions) -> UserError:
-    return UserError(f"{table.given[0]} is about a table, and {data} is none")
+        raise UserError(f"{table.given[0]} is about a table, and {data} is none")
+    if format:
+        return format.read(place)
+    assert stored is not None
+    return read_shards(stored) if has_shards(stored) else read_folder(stored)
 
 
 def stream_of_folder(data: str) -> FolderStream | None:
@@ -295,15 +285,10 @@ def _find(data: str) -> tuple[DataFormat, str]:
 
 def sampled_sizes(images: ImageSet) -> npt.NDArray[np.int64]:
     """Height and width of up to `SAMPLE` images spread over the set, from their headers, (n, 2)."""
-    sizes = []
-    indices = images.spread(SAMPLE)
-    for index in indices:
-        try:
-            sizes.append(header_size(images.sources[index]))
-        except ImageError as error:
-            reason = error  # the loader counts and reports unreadable images
-    if not sizes:
-        raise UserError(f"none of {len(indices)} images of the {images.name} set can be read: {reason}")
+    some = [images.sources[index] for index in images.spread(SAMPLE)]
+    faults = Faults(len(some))  # of the set, the loader counts and reports them
+    sizes = [size for _, size in readable(header_size, some, faults)]
+    faults.check_some()
     return np.array(sizes)
 
 
@@ -314,18 +299,14 @@ def greatest_value(images: ImageSet) -> int | None:
     these headers. Images that cannot be read are left out.
     """
 
-    def greatest(index: int) -> int | None:
-        try:
-            return greatest_integer(images.sources[index])
-        except ImageError:
-            return None  # the loader counts and reports unreadable images
+    def greatest(indices: Iterable[int]) -> int:
+        values = readable(greatest_integer, (images.sources[index] for index in indices), Faults())
+        return max((-1 if value is None else value for _, value in values), default=-1)
 
-    sample = set(images.spread(SAMPLE))
-    values = [value for value in map(greatest, sample) if value is not None]
-    if not values:
+    sample = images.spread(SAMPLE)
+    if (largest := greatest(sample)) < 0:
         return None
-    rest = in_threads(greatest, (index for index in range(len(images)) if index not in sample))
-    return max(values + [value for value in rest if value is not None])
+    return max(largest, greatest({*range(len(images))} - {*sample}))
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:

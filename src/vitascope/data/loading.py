@@ -13,9 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.reading import ImageReader, ReadingPool, read_here
+from vitascope.data.reading import Faults, ImageReader, ReadingPool, read_here
 from vitascope.data.splits import ImageSet, check_every_class
-from vitascope.errors import UserError
 from vitascope.models.engines.transfer import copied_ahead, to_device
 from vitascope.models.preprocess import Pixels, Preprocess
 from vitascope.network import usable_cores
@@ -23,8 +22,6 @@ from vitascope.network import usable_cores
 MEMORY_BUDGET = 2**30
 """Bytes of pixels in a split that is read before the first epoch, and kept on the device. The number does not
 depend on the machine, because a larger split is cropped before the resize (`crop_scale`)."""
-MAX_UNREADABLE = 0.1
-"""The share of unreadable images above which a split is rejected."""
 ALONE_SECONDS = 0.5
 """Time for which a split is read without workers: starting them takes longer than reading a small split."""
 
@@ -52,8 +49,7 @@ class Loader:
     """Batches of a split, in an order that depends on nothing but seed and epoch.
 
     An epoch has each image once; with `balanced` it has as many places, and every class equally often.
-    Images that cannot be read are left out and collected in `unreadable`, path and reason; more than
-    `MAX_UNREADABLE` of them raise UserError.
+    Images that cannot be read are left out and collected in `faults`, by path.
     """
 
     def __init__(
@@ -91,7 +87,7 @@ class Loader:
         self.part = part
         self.repeats = repeats if seed is not None else 1
         self.streams = streams if seed is not None else 1
-        self.unreadable: dict[str, str] = {}
+        self.faults = Faults(len(images), images.name)
         size = preprocess.channels * math.prod(preprocess.image_size)
         streamed = len(images) * size > memory_budget
         self.crops = streamed and seed is not None and crop_scale < 1  # batches are cropped already
@@ -205,10 +201,7 @@ class Loader:
             kept[readable : readable + len(indices)] = pixels
             readable += len(indices)
         self._rows = rows
-        if not len(self):
-            raise UserError(
-                f"no image of the {self.images.name} set can be read: {'; '.join(self.unreadable.values())}"
-            )
+        self.faults.check_some()
         return torch.from_numpy(kept[:readable]).to(self.device)
 
     def _once(self) -> Iterator[tuple[Pixels, npt.NDArray[np.int64]]]:
@@ -251,18 +244,13 @@ class Loader:
         """Leave out unreadable images, and note them."""
         for indices, pixels, faults in read:
             for row, reason in faults.items():
-                self._leave_out(int(indices[row]) % len(self.images), reason)
+                index = int(indices[row]) % len(self.images)
+                self._broken[index] = True
+                if self._kept is not None:
+                    self._unread[index] = False
+                self.faults.add(str(self.images.sources[index]), reason)
             good = [row for row in range(len(indices)) if row not in faults]
             yield (pixels[good], indices[good]) if faults else (pixels, indices)
-
-    def _leave_out(self, index: int, reason: str) -> None:
-        """Note an unreadable image; UserError if there are too many."""
-        self.unreadable[str(self.images.sources[index])] = reason
-        self._broken[index] = True
-        if self._kept is not None:
-            self._unread[index] = False
-        reasons = list(self.unreadable.values())
-        check_unreadable(len(reasons), len(self.images), self.images.name, reasons)
 
 
 def seconds_to_read(images: ImageSet, preprocess: Preprocess, count: int = 32) -> float:
@@ -274,15 +262,6 @@ def seconds_to_read(images: ImageSet, preprocess: Preprocess, count: int = 32) -
         for _ in read_here(reader, [indices], 0):
             seconds = (time.monotonic() - began) / len(indices)
     return seconds
-
-
-def check_unreadable(count: int, images: int, name: str, reasons: Sequence[str]) -> None:
-    """Reject a set of which more than `MAX_UNREADABLE`, and more than one image, cannot be read."""
-    if count > max(1, MAX_UNREADABLE * images):
-        raise UserError(
-            f"more than {MAX_UNREADABLE:.0%} of the {images} images of the {name} set cannot be read, at "
-            f"least {count:,}: {'; '.join(reasons[:3])}; remove or repair them"
-        )
 
 
 def woven(orders: Sequence[npt.NDArray[np.int64]], batch_size: int) -> npt.NDArray[np.int64]:

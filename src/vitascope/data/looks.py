@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,10 @@ from scipy.ndimage import laplace
 from tqdm import tqdm
 
 from vitascope.data.listing import suffix_of
-from vitascope.data.stored import fetched_ahead
+from vitascope.data.reading import Faults, readable
 from vitascope.models.decoding import (
     PHONES,
     Encoded,
-    ImageError,
     ImageSource,
     decode,
     image_errors,
@@ -27,7 +25,6 @@ from vitascope.models.decoding import (
     page_count,
     source_name,
 )
-from vitascope.network import in_threads
 
 LONGEST = 256
 """Pixels of the longest side of a picture on which light, sharpness and colours are measured."""
@@ -67,27 +64,25 @@ _CHUNK = 32  # pictures per task of a thread: a task for each small picture woul
 def look_at(sources: Sequence[ImageSource]) -> Looks:
     """Read each of N pictures once, by threads, with a bar if that takes long."""
     formats = {**Image.registered_extensions(), ".heic": "HEIF", ".heif": "HEIF"}
-    ahead, looks = fetched_ahead(sources), np.zeros(len(sources), LOOK)
-    chunks = iter(lambda: list(itertools.islice(ahead, _CHUNK)), [])
-    rows = in_threads(lambda some: [_look(source, formats) for source in some], chunks)
-    every = itertools.chain.from_iterable(rows)
-    bar = tqdm(every, "images looked at", len(sources), delay=3, leave=False, disable=None)
-    for number, look in enumerate(bar):
+    faults, looks = Faults(len(sources)), np.zeros(len(sources), LOOK)
+    rows = readable(lambda source: _measured(source, formats), sources, faults, _CHUNK)
+    for number, look in tqdm(rows, "images looked at", len(sources), delay=3, leave=False, disable=None):
         for name, value in look.items():
             looks[name][number] = value
+    if len(sources):
+        faults.check_some()
+    for number, reason in faults.reasons.items():
+        looks["reason"][number] = reason.removeprefix(f"{source_name(sources[number])}: ")
     return looks
+
+
+def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
+    with image_errors(source):
+        return _look(source, formats)
 
 
 def _look(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
     """The columns of a picture."""
-    try:
-        with image_errors(source):
-            return {"reason": ""} | _measured(source, formats)
-    except ImageError as error:
-        return {"reason": str(error).removeprefix(f"{source_name(source)}: ")}
-
-
-def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
     image = open_image(source)
     file_bytes, pages, exif = _file_bytes(image), page_count(image), image.getexif()
     orientation = exif.get(ExifTags.Base.Orientation, _UPRIGHT)
@@ -106,6 +101,7 @@ def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]
     differences = np.concatenate([np.diff(luminance, axis=axis).ravel() for axis in (0, 1)])
     sides = np.concatenate([pixels[0], pixels[-1], pixels[1:-1, 0], pixels[1:-1, -1]])
     return {
+        "reason": "",
         "height": height,
         "width": width,
         "pages": pages,

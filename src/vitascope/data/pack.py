@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,22 +17,20 @@ from tqdm import tqdm
 from vitascope.data.datasets import open_data
 from vitascope.data.formats.shard_index import Index, SamplePlaces, Shard
 from vitascope.data.listing import IMAGE_SUFFIXES
-from vitascope.data.loading import check_unreadable
 from vitascope.data.randomness import epoch_order
+from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.models.decoding import (
-    Encoded,
-    ImageError,
     ImageSource,
     decode,
+    encoded_bytes,
     has_more_bits,
     image_errors,
     open_image,
     source_name,
 )
-from vitascope.network import in_threads
 from vitascope.storage import explaining_failure, make_folder, replacing
 
 JPEG_QUALITY = 95
@@ -49,7 +46,7 @@ class Packed:
 
     folder: Path
     index: Index
-    unreadable: dict[str, str]  # name and reason of pictures that were left out
+    unreadable: tuple[str, ...]  # the pictures that were left out, with the reason
 
 
 def pack(
@@ -94,7 +91,7 @@ def pack(
             samples=packer.places().write(folder),
         )
         index.write(folder)
-    return Packed(folder=out, index=index, unreadable=packer.unreadable)
+    return Packed(folder=out, index=index, unreadable=tuple(packer.unreadable))
 
 
 class _Packer:
@@ -104,7 +101,7 @@ class _Packer:
         self.limit = limit
         self.image_size = image_size
         self.seed = seed
-        self.unreadable: dict[str, str] = {}
+        self.unreadable: list[str] = []
         self._shards: list[_Tar] = []
 
     def places(self) -> SamplePlaces:
@@ -126,8 +123,9 @@ class _Packer:
     def write_split(self, folder: Path, name: str, images: ImageSet) -> tuple[Shard, ...]:
         """Write one split to `<name>-00000.tar` and so on."""
         shards: list[_Tar] = []
+        faults = Faults(len(images), name)
         with contextlib.ExitStack() as open_files:
-            for key, suffix, content, label in self._samples(name, images):
+            for key, suffix, content, label in self._samples(images, faults):
                 picture, own = f"{key}.{suffix}", _member(f"{key}.cls", b"%d" % label)
                 sample = own + _member(picture, content)
                 if not shards or shards[-1].size + len(sample) > self.limit:
@@ -135,40 +133,24 @@ class _Packer:
                     shards.append(_Tar(folder / f"{name}-{len(shards):05}.tar"))
                     open_files.enter_context(shards[-1])
                 shards[-1].add(sample, (picture, len(own) + tarfile.BLOCKSIZE, len(content), label))
-        if not shards:
-            raise UserError(f"no image of the {name} set can be read: {'; '.join(self.unreadable.values())}")
+        faults.check_some()
+        self.unreadable += faults.reasons.values()
         self._shards += shards
         return tuple(shard.line() for shard in shards)
 
-    def _samples(self, name: str, images: ImageSet) -> Iterator[tuple[str, str, bytes, int]]:
+    def _samples(self, images: ImageSet, faults: Faults) -> Iterator[tuple[str, str, bytes, int]]:
         """Key, suffix, encoded picture and label of each readable image, in an order by seed."""
         order = epoch_order(self.seed, 0, len(images)).tolist()
-
-        def encode(index: int) -> tuple[str, bytes] | ImageError:
-            try:
-                return _encoded(images.sources[index], self.image_size)
-            except ImageError as error:
-                return error
-
-        results = tqdm(in_threads(encode, order), name, len(order), unit=" images", disable=None)
-        left_out = 0
-        for number, (index, result) in enumerate(zip(order, results, strict=True)):
-            if not isinstance(result, ImageError):
-                yield f"{number:08}", *result, int(images.labels[index])
-                continue
-            self.unreadable[source_name(images.sources[index])] = str(result)
-            left_out += 1
-            check_unreadable(left_out, len(order), name, [str(result)])
+        sources = (images.sources[index] for index in order)
+        samples = readable(lambda source: _encoded(source, self.image_size), sources, faults)
+        for number, sample in tqdm(samples, images.name, len(order), unit=" images", disable=None):
+            yield f"{number:08}", *sample, int(images.labels[order[number]])
 
 
 def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
     """Suffix and bytes of an encoded picture, reduced to `image_size`; raises ImageError."""
     with image_errors(source):
-        content = source if isinstance(source, bytes) else None
-        if isinstance(source, str | os.PathLike):
-            content = Path(source).read_bytes()
-        elif isinstance(source, Encoded):
-            content = source.read_bytes()
+        content = encoded_bytes(source)
     if content is None or image_size is not None:
         with image_errors(source):
             image = open_image(source if content is None else content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from typing import Any, Generic, TypeVar
 
@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.reading import B, Reader, ReadingPool, read_here
-from vitascope.models.engines.engine import Engine, stacks
+from vitascope.data.reading import B, Faults, ImageReader, ReadingPool, read_here, readable
+from vitascope.models.engines.engine import Engine, in_order, stacks
+from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.network import usable_cores
 
 T = TypeVar("T", bound=Sized)
@@ -41,16 +42,9 @@ class PictureBatch(Generic[T]):
         """Whether each picture could be read, (n,)."""
         return np.array([place not in self.faults for place in range(len(self.items))], np.bool_)
 
-    def in_order(self, columns: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """What was computed of each stack, columns of (b, ...), for the readable pictures, in their order."""
-        if len(self.stacks) == 1:
-            return list(columns[0])
-        rows = torch.tensor([place for places, _ in self.stacks for place in places]).argsort()
-        return [torch.cat(column)[rows] for column in zip(*columns, strict=True)]
-
 
 def stream(
-    engine: Engine, reader: Reader[B], batches: Iterable[B], batch_size: int, workers: int | None = None
+    engine: Engine, reader: ImageReader, batches: Iterable[B], batch_size: int, workers: int | None = None
 ) -> Generator[PictureBatch[B], None, None]:
     """Read the pictures of an engine in batches, by processes where there are several batches.
 
@@ -62,8 +56,9 @@ def stream(
     """
     if engine.own_pixels:
         for batch in batches:
-            pictures, faults = engine.read(reader.sources_of(batch))
-            yield PictureBatch(batch, stacks(pictures), faults)
+            faults = Faults(len(batch))
+            pictures = [pixels for _, pixels in readable(engine.pixels, reader.sources_of(batch), faults)]
+            yield PictureBatch(batch, stacks(pictures), faults.reasons)
         return
     batches, workers = iter(batches), usable_cores() if workers is None else workers
     first = list(itertools.islice(batches, 2))
@@ -71,9 +66,26 @@ def stream(
     if not workers or len(first) < 2:  # starting processes takes longer than reading a batch
         yield from map(_together, read_here(reader, batches, 0))
         return
-    pool = ReadingPool(reader.fill, reader.preprocess, batch_size, workers, niceness=NICENESS)
+    pool: ReadingPool[B] = ReadingPool(reader.fill, reader.preprocess, batch_size, workers, niceness=NICENESS)
     with closing(pool):
         yield from map(_together, pool.read(batches))
+
+
+def through_device(
+    batches: Iterable[PictureBatch[T]], compute: Callable[[Tensor], Sequence[Tensor]], device: torch.device
+) -> Iterator[tuple[PictureBatch[T], list[Tensor]]]:
+    """Each batch with what is computed of its readable pictures, in their order, on the CPU; an accelerator
+    computes one batch while the next is read and copied."""
+
+    def send(batch: PictureBatch[T]) -> tuple[Tensor, ...]:
+        return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
+
+    started = (
+        (batch, Fetched(in_order(batch.stacks, list(map(compute, pixels)))))
+        for batch, pixels in copied_ahead(batches, send, device)
+    )
+    for batch, fetched in one_late(started, device):
+        yield batch, fetched.wait()
 
 
 def _together(read: tuple[Any, npt.NDArray[np.uint8], dict[int, str]]) -> PictureBatch[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import signal
@@ -18,54 +19,110 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from vitascope.data.augment import crop_draws
-from vitascope.data.stored import ImageFile
-from vitascope.errors import UserError
+from vitascope.data.stored import ImageFile, fetched_ahead
+from vitascope.errors import UserError, printable
+from vitascope.formatting import counted
 from vitascope.models.decoding import ImageError, ImageSource
 from vitascope.models.preprocess import Box, Pixels, Preprocess
+from vitascope.network import in_threads
+from vitascope.remote import source_at
 
 B = TypeVar("B", npt.NDArray[np.int64], Sequence[ImageFile])
 """A batch: the indices of its images, or their files."""
-R = TypeVar("R", npt.NDArray[np.int64], Sequence[ImageFile], contravariant=True)
+S = TypeVar("S")
+T = TypeVar("T")
 READ_AHEAD = 4
 """Batches in the shared memory: one in use, the others read or being read."""
+MAX_UNREADABLE = 0.1
+"""The share of unreadable images above which a set is rejected."""
+NAMED = 10
+"""Unreadable pictures whose reasons are printed, and kept of a job of any size."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM)
 _RATIO = 4 / 3
 """Largest aspect ratio of a random crop, both ways."""
 
 
-class Reader(Protocol[R]):
-    """Reads the pictures of a batch; it can be sent to another process."""
+@dataclasses.dataclass
+class Faults:
+    """The pictures of a job that cannot be read: which, why, and how many."""
+
+    images: int = 0
+    """The pictures of the job; those so far, if it does not know their number before."""
+    set_name: str = ""
+    """Of a set of images, of which at most `MAX_UNREADABLE`, or one image, may be unreadable."""
+    count: int = 0
+    """The unreadable pictures."""
+    reasons: dict[Any, str] = dataclasses.field(default_factory=dict)
+    """By the picture: its name or index."""
+
+    def add(self, picture: str | int, reason: str) -> None:
+        """Record an unreadable picture, once."""
+        if picture in self.reasons:
+            return
+        self.reasons[picture] = reason
+        self.count += 1
+        if self.set_name and self.count > max(1, MAX_UNREADABLE * self.images):
+            verdict = self._in_words(f"cannot be read, at least {self.count:,}")
+            raise UserError(f"more than {MAX_UNREADABLE:.0%} {verdict}; remove or repair them")
+
+    def tally(self, error: str | None) -> None:
+        """Count a picture of a job of any size, with the error if it is unreadable; the first are kept."""
+        self.images += 1
+        if error is not None:
+            self.count += 1
+            if len(self.reasons) < NAMED:
+                self.reasons[self.images] = error
+
+    def check_some(self) -> None:
+        """Raise a UserError if all pictures are unreadable."""
+        if self.count == self.images:
+            raise UserError(f"none {self._in_words('can be read')}")
+
+    def _in_words(self, verdict: str) -> str:
+        of_set = f" of the {self.set_name} set" if self.set_name else ""
+        reasons = "; ".join(self.left_out[:3]) or "there is none"
+        return f"of {counted(self.images, 'image')}{of_set} {verdict}: {reasons}"
 
     @property
-    def preprocess(self) -> Preprocess:
-        """What makes pixels of a picture."""
+    def left_out(self) -> tuple[str, ...]:
+        """The reasons, each with the name of its picture."""
+        return tuple(self.reasons.values())
 
-    def fill(self, batch: R, epoch: int, pixels: Pixels, /) -> dict[int, str]:
-        """Read pictures into rows of (n, C, H, W); returns errors by row."""
+    def lines(self) -> list[str]:
+        """The count, and the first reasons."""
+        more = [f"  and {self.count - NAMED:,} more"] if self.count > NAMED else []
+        reasons = [f"  {printable(reason)}" for reason in self.left_out[:NAMED]]
+        return [f"{self.count:,} of {counted(self.images, 'image')} could not be read:", *reasons, *more]
 
-    def sources_of(self, batch: R, /) -> Sequence[ImageSource]:
-        """The pictures of a batch."""
+    @classmethod
+    def of(cls, images: int, reasons: Sequence[str]) -> Faults:
+        """The record of a finished job, from all reasons."""
+        return cls(images, count=len(reasons), reasons=dict(enumerate(reasons)))
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
     """An image's pixels as a function of its index and, where it is cropped at random before the resize (with
-    `seed` and a `crop_scale` below 1), of the epoch. Indices may be those of repetitions, as `Batch` has."""
+    `seed` and a `crop_scale` below 1), of the epoch. Indices may be those of repetitions, as `Batch` has.
 
-    sources: Sequence[ImageSource]
+    Without `sources`, batches have the files themselves, or URLs.
+    """
+
+    sources: Sequence[ImageSource] | None
     preprocess: Preprocess
     seed: int | None = None
     crop_scale: float = 1.0
 
     def __call__(self, index: int, epoch: int) -> Pixels:
         """The pixels of an image in an epoch, uint8 (C, H, W)."""
+        assert self.sources is not None
         source = self.sources[index % len(self.sources)]
         if self.seed is None or self.crop_scale >= 1:
             return self.preprocess.pixels(source)
@@ -76,28 +133,18 @@ class ImageReader:
             lambda width, height: random_crop(width, height, draws, self.crop_scale, columns / rows),
         )
 
-    def fill(self, indices: npt.NDArray[np.int64], epoch: int, pixels: Pixels) -> dict[int, str]:
+    def fill(self, batch: B, epoch: int, pixels: Pixels) -> dict[int, str]:
         """Read images into rows of (n, C, H, W); returns errors by row."""
-        return fill_rows(lambda index: self(int(index), epoch), indices, pixels)
+        if isinstance(batch, np.ndarray):
+            return fill_rows(lambda index: self(int(index), epoch), batch, pixels)
+        return fill_rows(self.preprocess.pixels, self.sources_of(batch), pixels)
 
-    def sources_of(self, indices: npt.NDArray[np.int64]) -> list[ImageSource]:
-        """The pictures with these indices."""
-        return [self.sources[index] for index in indices.tolist()]
-
-
-@dataclasses.dataclass(frozen=True)
-class FileReader:
-    """The pixels of batches of files."""
-
-    preprocess: Preprocess
-
-    def fill(self, files: Sequence[ImageFile], _: int, pixels: Pixels) -> dict[int, str]:
-        """Read files into rows of (n, C, H, W); returns errors by row."""
-        return fill_rows(self.preprocess.pixels, files, pixels)
-
-    def sources_of(self, files: Sequence[ImageFile]) -> Sequence[ImageFile]:
-        """The files themselves."""
-        return files
+    def sources_of(self, batch: B) -> Sequence[ImageSource]:
+        """The pictures of a batch."""
+        if not isinstance(batch, np.ndarray):
+            return list(map(source_at, batch))
+        assert self.sources is not None
+        return [self.sources[index] for index in batch.tolist()]
 
 
 def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixels) -> dict[int, str]:
@@ -109,6 +156,30 @@ def fill_rows(read: Callable[[Any], Pixels], wanted: Iterable[Any], pixels: Pixe
         except ImageError as error:
             faults[row] = str(error)
     return faults
+
+
+def readable(
+    read: Callable[[S], T], sources: Iterable[S], faults: Faults, together: int = 1
+) -> Iterator[tuple[int, T]]:
+    """The result for each readable source, with the source's number, by threads, a few tasks ahead.
+
+    A task has so many sources `together`; the unreadable ones are added to `faults`, by number.
+    """
+
+    def result(source: S) -> T | ImageError:
+        try:
+            return read(source)
+        except ImageError as error:
+            return error
+
+    ahead = fetched_ahead(sources)
+    tasks = iter(lambda: list(itertools.islice(ahead, together)), [])
+    results = in_threads(lambda some: list(map(result, some)), tasks)
+    for number, one in enumerate(itertools.chain.from_iterable(results)):
+        if isinstance(one, ImageError):
+            faults.add(number, str(one))
+        else:
+            yield number, one
 
 
 def random_crop(
@@ -133,7 +204,7 @@ def random_crop(
 
 
 def read_here(
-    reader: Reader[B], batches: Iterable[B], epoch: int
+    reader: ImageReader, batches: Iterable[B], epoch: int
 ) -> Iterator[tuple[B, Pixels, dict[int, str]]]:
     """As `ReadingPool.read`, in this process."""
     for batch in batches:

@@ -1,31 +1,15 @@
-"""Image files: paths, with the cells of their row in a table, and pictures in a store."""
+"""Image files, here and in stores, with the cells of their row in a table; pictures as arguments."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypeVar, cast
 
 from vitascope.data.listing import IMAGE_SUFFIXES, is_system_folder, suffix_of
-from vitascope.models.decoding import Encoded
-from vitascope.remote import cache
-from vitascope.remote.stores import RemoteObject, find_object, is_url, name_in, walk
+from vitascope.models.decoding import ImageSource, is_one_picture, not_a_picture
+from vitascope.remote import StoredImage, cache, objects_at, source_at
 
 S = TypeVar("S")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoredImage(Encoded):
-    """A picture in a store."""
-
-    object: RemoteObject
-
-    def __str__(self) -> str:
-        return self.object.url
-
-    def read_bytes(self) -> bytes:
-        """The encoded picture, from the cache or from the store."""
-        return cache.read(self.object)
 
 
 class TableImage(str):
@@ -46,35 +30,33 @@ ImageFile: TypeAlias = str | StoredImage
 """A path, or a picture in a store."""
 
 
-def as_text(file: ImageFile) -> str:
-    """An image file as text, which `from_text` reads in any process; of an object with size and version."""
-    if isinstance(file, str):
-        return file
-    return "\t".join((file.object.url, str(file.object.size), file.object.version))
+def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
+    """A list of one picture, or the pictures themselves as a sequence; URLs become pictures in a store."""
+    if is_one_picture(images):
+        return [source_at(cast("ImageSource", images))]
+    if isinstance(images, Sequence) and not isinstance(images, list | tuple):
+        return cast("Sequence[ImageSource]", images)  # places, which are read one by one
+    if isinstance(images, Iterable):
+        return list(map(source_at, images))
+    raise not_a_picture(images)
 
 
-def from_text(text: str) -> ImageFile:
-    """The image file of `as_text`."""
-    if not is_url(text):
-        return text
-    url, size, version = text.rsplit("\t", 2)
-    return StoredImage(RemoteObject(url, int(size), version))
-
-
-def stored_images(url: str) -> Iterator[StoredImage]:
-    """The object of this URL, or the images below this folder, in the order of `visible_files`.
+def stored_images(place: str) -> Iterator[StoredImage] | None:
+    """The object of a URL, or the images below its folder, in the order of `visible_files`; None for a local
+    path.
 
     Raises:
         StoreError: no such object or folder, or the store does not answer.
     """
-    found = find_object(url)
-    if found is not None:
-        yield StoredImage(found)
-        return
-    for each in walk(url):
-        folders = name_in(each.url, url).split("/")[:-1]
-        if suffix_of(each.url) in IMAGE_SUFFIXES and not any(map(is_system_folder, folders)):
-            yield StoredImage(each)
+    objects = objects_at(place)
+    if objects is None:
+        return None
+    return (
+        StoredImage(object.url, object)
+        for names, object in objects
+        if not names or suffix_of(names[-1]) in IMAGE_SUFFIXES
+        if not any(map(is_system_folder, names[:-1]))
+    )
 
 
 def fetched_ahead(sources: Iterable[S]) -> Generator[S, None, None]:

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 from vitascope.data.formats.archive import TAR_SUFFIXES
 from vitascope.data.splits import ImageSet
-from vitascope.data.stored import StoredImage
 from vitascope.data.table_options import TABLE_SUFFIXES, is_table
 from vitascope.errors import UserError
-from vitascope.remote import cache
-from vitascope.remote.paths import StorePath, listed_folder
-from vitascope.remote.stores import find_object, name_in
+from vitascope.remote import StoredImage, cache
+from vitascope.remote.paths import AnyPath, StorePath, stored_at
+from vitascope.remote.stores import RemoteObject, name_in
 
 _ARCHIVES = (".zip", *TAR_SUFFIXES)
 _DATA_SET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?")
 
 
-def open_stored(url: str) -> Path:
-    """DATA in a store: a folder as it is listed now, or the local copy of a table or an archive.
+def open_stored(url: str) -> AnyPath | None:
+    """DATA in a store: a folder as it is listed now, or the local copy of a table or an archive; None for
+    local DATA.
 
     Raises:
         StoreError: no such object or folder, or the store does not answer.
         UserError: another kind of object, or one that the cache has no room for.
     """
-    found = find_object(url)
-    if found is None:
-        return listed_folder(url)
+    stored = stored_at(url)
+    if not isinstance(stored, RemoteObject):
+        return stored
     if not is_table(url) and not url.lower().endswith(_ARCHIVES):
         raise UserError(
             f"{url}: neither a folder, nor a table or an archive by its name "
             f"({', '.join((*TABLE_SUFFIXES, *_ARCHIVES))})"
         )
     folder = url.rpartition("/")[0]
-    return cache.copied([found], folder) / name_in(url, folder)
+    return cache.copied([stored], folder) / name_in(url, folder)
 
 
 def with_objects(images: ImageSet) -> ImageSet:
@@ -43,7 +42,8 @@ def with_objects(images: ImageSet) -> ImageSet:
     if not isinstance(images.sources, list):
         return images  # shards, whose files are objects already, and pixels in memory
     sources = [
-        StoredImage(source.object) if isinstance(source, StorePath) else source for source in images.sources
+        StoredImage(source.object.url, source.object) if isinstance(source, StorePath) else source
+        for source in images.sources
     ]
     return dataclasses.replace(images, sources=sources)
 

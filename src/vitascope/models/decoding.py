@@ -18,10 +18,10 @@ import math
 import os
 import struct
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,33 +30,25 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from vitascope.errors import SourceError, UserError
 from vitascope.models.file_checks import check_channels, without_end
-from vitascope.remote import cache
-from vitascope.remote.stores import is_url
 
 if TYPE_CHECKING:
     import torch
 
 
-class Encoded(ABC):
-    """An encoded picture without a file of its own; its `str` is its name."""
+@runtime_checkable
+class Encoded(Protocol):
+    """An encoded picture without a file of its own, in a shard or in a store; its `str` is its name."""
 
-    @abstractmethod
     def read_bytes(self) -> bytes:
         """The encoded picture; an OSError or EOFError becomes an `ImageError` that names the picture."""
-
-    @contextmanager
-    def opened(self) -> Iterator[tuple[IO[bytes], int, int]]:
-        """An open file with the encoded picture, the place of its first byte there, and its bytes."""
-        content = self.read_bytes()
-        yield io.BytesIO(content), 0, len(content)
 
 
 if TYPE_CHECKING:
     ImageSource: TypeAlias = (
         str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray[Any, Any] | torch.Tensor
     )
-    """A path or the URL of an object in a store, an encoded file's bytes or their place, a Pillow image, or
-    the pixels of one picture: uint8, or floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
+    """A path, an encoded file's bytes or their place, a Pillow image, or the pixels of one picture: uint8, or
+    floats in [0, 1]; (H, W), (H, W, C) or (C, H, W)."""
 else:  # the decoder processes import no torch
     ImageSource = str | os.PathLike[str] | bytes | Encoded | Image.Image | np.ndarray
 
@@ -162,22 +154,19 @@ def source_name(source: ImageSource) -> str:
     return f"<{type(source).__name__}>"
 
 
+def encoded_bytes(source: ImageSource) -> bytes | None:
+    """The bytes of an encoded picture; None of other sources, which have pixels or are open files."""
+    if isinstance(source, bytes):
+        return source
+    place = Path(source) if isinstance(source, str | os.PathLike) else source
+    return place.read_bytes() if isinstance(place, Encoded) else None
+
+
 def is_one_picture(images: ImageSource | Iterable[ImageSource]) -> bool:
     """Whether an argument is one picture: a path, bytes, an open file, a Pillow image, or an array of any
     shape (`read_image` rejects one of four dimensions)."""
     one = (str, os.PathLike, bytes, bytearray, Encoded, Image.Image, np.ndarray)
     return isinstance(images, one) or _is_tensor(images) or hasattr(images, "read")
-
-
-def as_pictures(images: ImageSource | Iterable[ImageSource]) -> Sequence[ImageSource]:
-    """A list of one picture, or the pictures themselves as a sequence."""
-    if is_one_picture(images):
-        return [cast("ImageSource", images)]
-    if isinstance(images, Sequence):
-        return cast("Sequence[ImageSource]", images)
-    if isinstance(images, Iterable):
-        return list(images)
-    raise not_a_picture(images)
 
 
 def not_a_picture(source: object) -> ImageError:
@@ -192,9 +181,7 @@ def open_image(source: ImageSource) -> Image.Image:
         return source
     if isinstance(source, np.ndarray) or _is_tensor(source):
         return Image.fromarray(_eight_bit_pixels(source))
-    if isinstance(source, str) and is_url(source):
-        source = cache.fetched(source)
-    if isinstance(source, Encoded):
+    if not isinstance(source, str | os.PathLike | bytes) and isinstance(source, Encoded):
         source = source.read_bytes()
     if not isinstance(source, str | os.PathLike | bytes):
         if hasattr(source, "read"):

@@ -46,7 +46,7 @@ class Output:
     """
 
     def __init__(self, out: str | os.PathLike[str], *, resume: bool = False, afresh: bool = False) -> None:
-        self.url = out if isinstance(out, str) and is_url(out) else None
+        self.url = out if is_url(out) else None
         self.path = Path(out)
         if self.url is None:
             return

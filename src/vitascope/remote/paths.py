@@ -7,10 +7,18 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import TypeAlias, cast
 
 from vitascope.remote import cache
-from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, is_url, name_in, walk
+from vitascope.remote.stores import (
+    ChangedError,
+    RemoteObject,
+    StoreError,
+    find_object,
+    is_url,
+    name_in,
+    walk,
+)
 
 
 @functools.total_ordering
@@ -34,6 +42,9 @@ class StorePath:
     def __str__(self) -> str:
         return self.object.url if self.is_file() else "/".join((self.url, *self.below))
 
+    def as_posix(self) -> str:  # noqa: D102 - as of `Path`, like the rest
+        return str(self)
+
     def __lt__(self, other: StorePath) -> bool:
         return self.parts < other.parts
 
@@ -41,7 +52,7 @@ class StorePath:
         return dataclasses.replace(self, below=(*self.below, *PurePosixPath(name).parts))
 
     @property
-    def parts(self) -> tuple[str, ...]:  # noqa: D102 - as of `Path`, like the rest
+    def parts(self) -> tuple[str, ...]:  # noqa: D102
         return (self.url, *self.below)
 
     @property
@@ -89,13 +100,22 @@ class StorePath:
             raise StoreError(f"{self}: {error}; repeat this") from error
 
 
-def folder_at(place: str) -> Path:
+AnyPath: TypeAlias = Path | StorePath
+"""A path here or in a store, for whoever lists folders and reads whole files."""
+
+
+def folder_at(place: str) -> AnyPath:
     """A local path, `~` expanded, or the folder of a URL as `listed_folder` gives it."""
     return listed_folder(place) if is_url(place) else Path(place).expanduser()
 
 
-def listed_folder(url: str) -> Path:
-    """The folder of a URL as it is now: a `StorePath`, in the place of a `Path`.
+def stored_at(place: str) -> RemoteObject | StorePath | None:
+    """The object, or the folder as `listed_folder` gives it, of a URL; None for a local path."""
+    return (find_object(place) or listed_folder(place)) if is_url(place) else None
+
+
+def listed_folder(url: str) -> StorePath:
+    """The folder of a URL as it is now.
 
     Raises:
         StoreError: no such folder, an object with the name of a folder, or the store does not answer.
@@ -110,4 +130,4 @@ def listed_folder(url: str) -> Path:
                 raise StoreError(f"{found}: another object has the name of its folder: rename one of them")
             folder[name] = None
         listing[names] = found
-    return cast("Path", StorePath(url, (), listing))
+    return StorePath(url, (), listing)

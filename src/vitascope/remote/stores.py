@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import unquote
 
 from vitascope.cache import fault_in_words, local_failure
@@ -142,7 +142,7 @@ class RemoteObject:
         return self.url.rpartition("/")[2]
 
 
-def is_url(ref: object) -> bool:
+def is_url(ref: object) -> TypeGuard[str]:
     """Whether an argument is a URL, perhaps of an unknown kind of store, and no local path."""
     return isinstance(ref, str) and _URL.match(ref) is not None
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -542,10 +542,11 @@ class Trainer:
             progress.note(f"stopped after epoch {epoch:g}: {words}, was that of epoch {best:g}")
             self._record("stop", self.step, epoch=epoch, best_epoch=best)
 
-    def _unreadable(self) -> dict[str, str]:
-        """Path and reason of the unreadable images that the processes have found so far."""
-        by_process = distributed.gather({**self.train_loader.unreadable, **self.val_loader.unreadable})
-        return {path: reason for part in by_process for path, reason in part.items()}
+    def _unreadable(self) -> Iterator[str]:
+        """The reasons for the unreadable images that the processes have read so far."""
+        return itertools.chain(
+            *distributed.gather(self.train_loader.faults.left_out + self.val_loader.faults.left_out)
+        )
 
     def save_model(self, folder: Path) -> None:
         """Save the trained model to a model folder, also if it is sharded or has adapters."""

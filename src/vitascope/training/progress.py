@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import NoReturn
 
@@ -114,12 +114,12 @@ class Progress:
         if self.shown:
             tqdm.write(text)
 
-    def left_out(self, unreadable: Mapping[str, str]) -> None:
-        """Print the path and the reason of each unreadable image, once."""
-        for path, reason in unreadable.items():
-            if path not in self._named:
-                self.note(f"left out: {reason if path in reason else f'{path}: {reason}'}")
-            self._named.add(path)
+    def left_out(self, reasons: Iterable[str]) -> None:
+        """Print the reason for each unreadable image, which names it, once."""
+        for reason in reasons:
+            if reason not in self._named:
+                self.note(f"left out: {reason}")
+            self._named.add(reason)
 
     def _print(self, text: str) -> None:
         if not self.shown:

@@ -18,6 +18,7 @@ from vitascope import explain
 from vitascope.analysis.explain import maps
 from vitascope.analysis.explain.inputs import as_images
 from vitascope.analysis.explain.maps import NUMBERS, write_maps
+from vitascope.data.reading import Faults
 from vitascope.errors import UserError
 from vitascope.models.vision_model import VisionModel
 
@@ -26,8 +27,14 @@ NAMED = [(f"deep/{number}", picture, "v1") for number, picture in enumerate(PICT
 
 def write(
     model: VisionModel, out: Path, pictures: Any = NAMED, about: str = "a", **asked: Any
-) -> list[str | None]:
-    return list(write_maps(model, pictures, out, **{"method": "layer-cam"} | asked, about=about))
+) -> tuple[str, ...]:
+    """The reasons why pictures have no map."""
+    faults = Faults(len(pictures))
+    done = list(
+        write_maps(model, pictures, out, **{"method": "layer-cam"} | asked, about=about, faults=faults)
+    )
+    assert len(done) == len(pictures) - faults.count
+    return faults.left_out
 
 
 def numbers_of(out: Path) -> dict[str, np.ndarray]:
@@ -40,7 +47,7 @@ def test_numbers_are_those_of_the_method_and_the_model(
     tmp_path: Path, method: str, target: int | None
 ) -> None:
     model = model_with_preprocess()
-    assert write(model, tmp_path, method=method, target=target) == [None, None]
+    assert write(model, tmp_path, method=method, target=target) == ()
     numbers = numbers_of(tmp_path)
     assert numbers["names"].tolist() == ["deep/0", "deep/1"]
     probabilities = model(as_images(model, PICTURES)).softmax(dim=1).detach()
@@ -97,11 +104,11 @@ def test_maps_of_another_model_or_picture_and_other_files_are_not_taken(tmp_path
 def test_sheets_show_every_picture_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maps, "_PER_SHEET", 2)
     named = [(f"{number}", PICTURES[0], "v1") for number in range(3)]
-    errors = write(model_with_preprocess(), tmp_path, [("bad", b"text", "v1"), *named])
-    assert ["not a picture" in (error or "") for error in errors] == [True, False, False, False]
+    (reason,) = write(model_with_preprocess(), tmp_path, [("bad", b"text", "v1"), *named])
+    assert "not a picture" in reason
     assert sorted(path.name for path in tmp_path.glob("sheet*")) == ["sheet-001.png", "sheet-002.png"]
     assert numbers_of(tmp_path)["names"].tolist() == ["0", "1", "2"]
-    with pytest.raises(UserError, match="no picture that can be read"):
+    with pytest.raises(UserError, match="none of 1 image can be read"):
         write(model_with_preprocess(), tmp_path, [("bad", b"text", "v1")])
 
 
@@ -162,7 +169,5 @@ def test_named_pipe_in_the_place_of_a_map_is_an_error_at_once(tmp_path: Path) ->
 
 def test_name_too_long_for_a_file_leaves_out_one_picture_alone(tmp_path: Path) -> None:
     pictures = [("é" * 125, PICTURES[0], "v1"), NAMED[1]]
-    first, second = write(model_with_preprocess(), tmp_path, pictures)
-    assert first is not None
-    assert "is too long for the name of a map: shorten it" in first
-    assert second is None
+    (reason,) = write(model_with_preprocess(), tmp_path, pictures)
+    assert "is too long for the name of a map: shorten it" in reason

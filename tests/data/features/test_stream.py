@@ -60,7 +60,7 @@ def test_features_are_bitwise_those_of_the_model_in_the_same_batches(cache: bool
     for mine, theirs in zip(features, in_batches(sources), strict=True):
         assert mine.dtype == np.float32
         assert np.array_equal(mine, theirs)
-    assert (found.computed, found.unreadable) == (11, {})
+    assert (found.computed, found.faults.reasons) == (11, {})
 
 
 def test_a_second_pass_computes_nothing_and_returns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_any_mixture_of_cached_missing_and_unreadable_images_comes_in_order(
         indices = [index for part in parts for index in part.indices.tolist()]
         readable = [place for place, number in enumerate(asked) if number not in broken]
         assert indices == readable
-        assert sorted(found.unreadable) == [place for place in range(len(asked)) if place not in readable]
+        assert sorted(found.faults.reasons) == [place for place in range(len(asked)) if place not in readable]
         for part in parts:
             wanted = alone[[asked[index] for index in part.indices.tolist()]]
             np.testing.assert_allclose(part.features[0], wanted, atol=1e-5)

@@ -253,7 +253,7 @@ def test_paths_are_relative_to_another_folder(photos: Path, tmp_path: Path) -> N
     rows = [row | {"path": row["path"].removeprefix("photos/")} for row in rows_of(photos)]
     path = write_csv(tmp_path / "labels.csv", rows)
     found = read_data(str(path), TableOptions(images=str(photos / "photos")))
-    assert found.root == photos / "photos"
+    assert found.root == (photos / "photos").as_posix()
     assert_like_the_folder(open_data(str(path), table=TableOptions(images=str(photos / "photos"))), photos)
     with pytest.raises(
         UserError, match=f"22 of 22 images do not exist: .* and 19 others.*; searched in {tmp_path};"
@@ -279,7 +279,7 @@ def test_paths_out_of_the_folder_of_the_table_are_recorded_below_their_own(photo
     (photos / "tables").mkdir()
     rows = [row | {"path": f"../{row['path']}"} for row in rows_of(photos)]
     splits = open_data(str(write_csv(photos / "tables" / "labels.csv", rows)))
-    assert splits.root == photos / "photos"
+    assert splits.root == (photos / "photos").as_posix()
     assert {name[:4] for name in record_of(splits).parts["train"].names} == {"cat/", "dog/"}
 
 

@@ -263,7 +263,7 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
     assert str(broken) in found.unreadable[0]
     others = [tmp_path / f"{name}.png" for name in "ab"]
     few = ImageSet("test", [*PICTURES[:2], *others], ClassIndices(labels[:4], NAMES))
-    with pytest.raises(UserError, match=r"10% of the 4 images of the test set cannot be read.*a\.png"):
+    with pytest.raises(UserError, match=r"10% of 4 images of the test set cannot be read.*a\.png"):
         measure(engine, batches_of(engine, few))
 
 

@@ -15,9 +15,8 @@ from tests.models import labelling_model, small_model, with_preprocess
 from tests.stores import Store
 from vitascope.data.rows import parts as parts_module
 from vitascope.data.rows.parts import Loop, PartDone, Parts, PartTask, loop_of, parts_folder
-from vitascope.deploy.predict import result_file
 from vitascope.deploy.predict.predictor import ImageResult, Prediction, Predictor, find_images
-from vitascope.deploy.predict.result_file import PredictTask, Tally, predict_to_file
+from vitascope.deploy.predict.result_file import PredictTask, predict_to_file
 from vitascope.deploy.predict.result_formats import Rows
 from vitascope.errors import UserError
 from vitascope.models.engines.engine import Engine, TorchEngine
@@ -61,8 +60,8 @@ def predict(
 ) -> tuple[int, int, int]:
     """Predict a folder into a file; the numbers of images, of unreadable ones and of those computed now."""
     task = PredictTask(**{"batch_size": 2, "workers": 0, **options})
-    tally, now = predict_to_file(out, engine, task, loop or loop_of(engine), [str(place)], resume=resume)
-    return tally.images, tally.unreadable, now
+    faults, now = predict_to_file(out, engine, task, loop or loop_of(engine), [str(place)], resume=resume)
+    return faults.images, faults.count, now
 
 
 def stopping(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
@@ -80,9 +79,9 @@ def test_each_picture_has_a_line_in_order_and_unreadable_ones_a_reason(
 ) -> None:
     out = tmp_path / "o.jsonl"
     task = PredictTask(batch_size=2, workers=1)
-    tally, now = predict_to_file(out, engine, task, loop_of(engine), [str(folder)])
-    assert (tally.images, tally.unreadable, now) == (11, 1, 11)
-    assert "002.png" in tally.reasons[0]
+    faults, now = predict_to_file(out, engine, task, loop_of(engine), [str(folder)])
+    assert (faults.images, faults.count, now) == (11, 1, 11)
+    assert "002.png" in faults.left_out[0]
     found = rows(out)
     assert [row["image"] for row in found] == list(find_images([folder]))
     assert [row["image"] for row in found if row.keys() == {"image", "error"}] == [f"{folder}/a/002.png"]
@@ -269,13 +268,6 @@ def test_names_that_are_not_utf8_survive(engine: Engine, tmp_path: Path) -> None
     Rows().write([line], tmp_path / "o.parquet")
     (row,) = pq.read_table(tmp_path / "o.parquet").to_pylist()
     assert (row["image"], row["predictions"][0]["label"]) == (r"\udce9.png", r"\udce9t\udce9")
-
-
-def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:
-    tally = Tally()
-    for number in range(100):
-        tally.add(f"{number}.png: broken")
-    assert (tally.images, tally.unreadable, len(tally.reasons)) == (100, 100, result_file.NAMED)
 
 
 def test_pictures_in_a_store_are_those_that_were_listed(web_store: Store, engine: Engine) -> None:

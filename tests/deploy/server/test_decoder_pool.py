@@ -109,8 +109,9 @@ async def test_pixels_are_read_like_their_picture_and_within_the_same_limit() ->
             decode_picture(np.broadcast_to(np.uint8(0), (10_000, 5_100, 3)), options())
 
 
-def test_decoding_process_imports_no_torch() -> None:
-    code = "import sys, vitascope.deploy.server.decoder_process; assert 'torch' not in sys.modules"
+def test_decoding_process_imports_neither_torch_nor_stores() -> None:
+    code = "import sys, vitascope.deploy.server.decoder_process as _"
+    code += "; assert not {'torch', 'vitascope.remote'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

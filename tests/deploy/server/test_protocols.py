@@ -66,7 +66,7 @@ async def test_the_client_of_openai_gets_embeddings(engine: TorchEngine, form: A
         values = one.embedding
         if form == "base64" and isinstance(values, str):
             values = np.frombuffer(base64.b64decode(values), np.float32)
-        (wanted,) = engine.features_of_pictures(engine.read([file])[0])
+        (wanted,) = engine.features_of_pictures([engine.pixels(file)])
         assert one.index == index
         np.testing.assert_allclose(values, wanted[0], atol=1e-5)
 
@@ -184,7 +184,7 @@ async def test_a_model_without_classes_gives_its_features() -> None:
         assert (
             await client.post("/v1/models/vitascope:predict", json={"instances": ENCODED})
         ).status_code == 501
-    (wanted,) = engine.features_of_pictures(engine.read(FILES[:1])[0])
+    (wanted,) = engine.features_of_pictures([engine.pixels(FILES[0])])
     np.testing.assert_allclose(row, wanted[0], atol=1e-5)
     np.testing.assert_allclose(found["outputs"][0]["data"], wanted[0], atol=1e-5)
 

@@ -37,7 +37,7 @@ from vitascope.data.looks import look_at
 from vitascope.data.rows.cells import csv_text
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.errors import UserError, check_choice, printable
+from vitascope.errors import UserError, check_choice
 from vitascope.formatting import SEPARATOR, counted
 from vitascope.language import say
 from vitascope.models.engines.compute import DEFAULT, Compute
@@ -183,9 +183,6 @@ def audit(
         readable = np.flatnonzero(looks["width"])
         if several := int((looks["pages"] > 1).sum()):
             notes.append(f"{counted(several, 'image')} of several pages or frames: the first counts")
-        if not len(readable):
-            first = f"{printable(paths[0]) or 'image 0'}: {looks['reason'][0]}"
-            raise UserError(f"none of {counted(len(looks), 'image')} can be read: {first}")
         some, parts_of_some = images.subset("all", readable), parts[readable]
         embeddings = [embed(engine, some.sources, compute=compute) for engine in engines]
         if reasons := [reason for embedded in embeddings for reason in embedded.unreadable]:

@@ -17,11 +17,11 @@ from vitascope.analysis.report.page import jinja, rendered
 from vitascope.analysis.report.thumbnails import SIDE, image_element
 from vitascope.data.decisions import CHOICES, COLUMNS, decided_names
 from vitascope.data.finding import ISSUES, Finding, Issue
+from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet
 from vitascope.formatting import SEPARATOR
 from vitascope.language import say
-from vitascope.models.decoding import ImageError, ImageSource, read_image
-from vitascope.network import in_threads
+from vitascope.models.decoding import ImageSource, read_image
 from vitascope.storage import replacing
 
 CARDS = 100
@@ -111,11 +111,9 @@ def _thumbnails(sources: Sequence[ImageSource], wanted: Sequence[int]) -> dict[i
     """The thumbnails of the images that are shown, once or several times each; None for an unreadable one."""
     side = int(min(SIDE, math.sqrt(MEGABYTES * 2**20 / _PER_PIXEL / max(1, len(wanted)))))
 
-    def thumbnail(image: int) -> Markup | None:
-        try:
-            return image_element(np.asarray(read_image(sources[image])), "", side)
-        except ImageError:
-            return None
+    def thumbnail(image: int) -> Markup:
+        return image_element(np.asarray(read_image(sources[image])), "", side)
 
     some = list(dict.fromkeys(wanted))
-    return dict(zip(some, in_threads(thumbnail, some), strict=True))
+    drawn = readable(thumbnail, some, Faults(len(some)))
+    return dict.fromkeys(some) | {some[number]: picture for number, picture in drawn}

@@ -28,8 +28,12 @@ from vitascope.analysis.explain.methods import (
 from vitascope.analysis.explain.pictures import FloatArray, Picture, beside_itself, to_picture
 from vitascope.analysis.explain.targets import ClassDifference, FeatureCosine, TargetLike
 from vitascope.arguments import checked
+from vitascope.data.reading import Faults, readable
+from vitascope.data.stored import as_pictures
 from vitascope.errors import UserError, printable
+from vitascope.models.decoding import ImageSource
 from vitascope.models.heads import predicted, scores
+from vitascope.models.preprocess import Pixels
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.preprocess import preprocess_of
 
@@ -139,26 +143,27 @@ def _read(
     is shown, because thousands of photographs may not fit into memory."""
     preprocess = preprocess_of(model)
     seen = seen_hw(model, preprocess.image_size)
-    sources = preprocess.as_pictures(pictures)
+    sources = as_pictures(pictures)
     limit = () if len(sources) == 1 else (ONE_OF_SEVERAL,)
-    read = []
-    for index, source in enumerate(sources):
-        try:
-            if are_shown:
-                pixels, picture, box = preprocess.framed(source, *limit).top_left(*seen)
-                shown = Picture.of_channels(picture, box)
-            else:
-                pixels = preprocess.pixels(source)
-                shown = Picture.whole(to_picture(pixels))
-        except UserError as error:
-            if len(sources) == 1:
-                raise
-            log.warning("left out: %s", error)
-            continue
+    faults, read = Faults(len(sources)), []
+
+    def picture_of(source: ImageSource) -> tuple[Pixels, Picture]:
+        if are_shown:
+            pixels, picture, box = preprocess.framed(source, *limit).top_left(*seen)
+            return pixels, Picture.of_channels(picture, box)
+        pixels = preprocess.pixels(source)
+        return pixels, Picture.whole(to_picture(pixels))
+
+    for index, (pixels, shown) in readable(picture_of, sources, faults):
+        source = sources[index]
         name = Path(source).name if isinstance(source, str | os.PathLike) else "the picture"
         truth = None if truths is None else _in_one(model, truths[index])
         image = normalized(model, torch.from_numpy(pixels)[None])
         read.append(_Picture(name, image, shown, truth))
+    if len(sources) == 1:
+        faults.check_some()
+    for reason in faults.left_out:
+        log.warning("left out: %s", reason)
     return read
 
 

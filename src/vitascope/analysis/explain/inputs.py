@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitascope.arguments import Range
+from vitascope.data.stored import as_pictures
 from vitascope.errors import UserError
 from vitascope.models.vision_model import VisionModel, evaluation_mode
 from vitascope.models.vit import VisionTransformer
@@ -40,7 +41,7 @@ def as_images(model: VisionModel, images: Images) -> Tensor:
         height, width = seen_hw(model, size)
         return images if (height, width) == size else images[:, :, :height, :width]
     preprocess = preprocess_of(model)
-    pixels = [preprocess.pixels(picture) for picture in preprocess.as_pictures(images)]
+    pixels = [preprocess.pixels(picture) for picture in as_pictures(images)]
     check_some(pixels)
     return as_images(model, normalized(model, torch.from_numpy(np.stack(pixels))))
 

@@ -27,8 +27,11 @@ from vitascope.analysis.explain.pictures import FloatArray, Picture, Uint8Array,
 from vitascope.analysis.explain.plots import COMPRESSION, Caption, draw_grid, save_figure
 from vitascope.analysis.explain.targets import TargetLike, class_index
 from vitascope.arguments import Range, check_fields
+from vitascope.data.reading import Faults, readable
 from vitascope.errors import UserError, printable
+from vitascope.models.decoding import ImageError
 from vitascope.models.heads import predicted, scores
+from vitascope.models.preprocess import Framed
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.storage import explaining_failure, make_folder, replacing
@@ -91,9 +94,10 @@ def write_maps(
     target: TargetLike = None,
     *,
     about: str,
+    faults: Faults,
     **settings: Any,
-) -> Iterator[str | None]:
-    """Write each picture under its heatmap as `NAME.png`; yields None, or why one cannot be read.
+) -> Iterator[None]:
+    """Write each picture under its heatmap as `NAME.png`; yields after each, and adds others to `faults`.
 
     At the end, `sheet-001.png`, ... show all maps, and `heatmaps.npz` has their numbers: `names` (n,),
     `heatmaps` float32 (n, gh, gw) and, of a model with classes, `predicted`, `targets` int64 (n,) and
@@ -105,34 +109,40 @@ def write_maps(
         out: the folder.
         method, target, settings: as for `heatmap`.
         about: a text that changes with the model, its preprocessing, the method, target and settings.
+        faults: of all pictures.
 
     Raises:
         UserError: an existing file that is no map of this picture, model and method; as `heatmap`; nothing
             that can be read; a failure to write.
     """
     preprocess = preprocess_of(model)
+    seen = seen_hw(model, preprocess.image_size)
     names, maps, shown = list[str](), list[_Map](), list[Uint8Array]()
+
+    def opened(picture: tuple[str, Any, str]) -> tuple[str, str, Framed | _Map | None]:
+        """A name and a version, with the picture or, if its file exists, the map in it."""
+        name, source, version = picture
+        path = out / f"{name}.png"
+        if len(os.fsencode(path.name)) > _LONGEST:
+            raise ImageError(
+                f"{printable(name)}: {path.name[:20]}... is too long for the name of a map: shorten it"
+            )
+        exists = os.path.lexists(path)
+        return name, version, _Map.read(path) if exists else preprocess.framed(source).top_left(*seen)
+
     with explaining_failure(out, "the maps", "finished maps are kept: make room and repeat the command"):
-        for name, source, version in pictures:
+        for _, (name, version, record) in readable(opened, pictures, faults):
             path, key = out / f"{name}.png", (about, version)
-            if len(os.fsencode(path.name)) > _LONGEST:
-                yield f"{printable(name)}: {path.name[:20]}... is too long for the name of a map: shorten it"
-                continue
-            record = _Map.read(path)
-            if os.path.lexists(path) and not (record and record.key == key and record.suits(model, maps)):
+            if isinstance(record, Framed):
+                framed = record
+                image = normalized(model, torch.from_numpy(framed.pixels)[None])  # (1, C, H, W)
+                record = _map_of(model, image, key, method, target, settings)
+                _write_map(path, Picture.of_channels(framed.picture, framed.box), record)
+            elif record is None or record.key != key or not record.suits(model, maps):
                 raise UserError(
                     f"{path} exists, and is not a map of this picture by this model and these options: name "
                     "another folder"
                 )
-            if record is None:
-                try:
-                    framed = preprocess.framed(source).top_left(*seen_hw(model, preprocess.image_size))
-                except UserError as error:
-                    yield str(error)
-                    continue
-                image = normalized(model, torch.from_numpy(framed.pixels)[None])  # (1, C, H, W)
-                record = _map_of(model, image, key, method, target, settings)
-                _write_map(path, Picture.of_channels(framed.picture, framed.box), record)
             names.append(name)
             maps.append(record)
             with Image.open(path) as drawn:
@@ -141,8 +151,7 @@ def write_maps(
             if len(shown) == _PER_SHEET:
                 _write_sheet(model, out, names, maps, shown)
             yield None
-        if not names:
-            raise UserError("no picture that can be read")
+        faults.check_some()
         if shown:
             _write_sheet(model, out, names, maps, shown)
         numbers: dict[str, Any] = {"heatmaps": np.stack([record.heatmap() for record in maps])}

@@ -307,12 +307,12 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
     sources = [*train.sources, *test.sources]
     candidates: list[Candidate] = []
     heads: list[tuple[Body, ModelConfig]] = []  # of each candidate
-    readable, unreadable, lines, room = np.arange(0), dict[int, str](), list[str](), MEMORY_GB
+    readable, unreadable, lines, room = np.arange(0), tuple[str, ...](), list[str](), MEMORY_GB
     for number, body in enumerate(bodies):
         started = time.monotonic()
         indices, features, stream = _features(body, sources, compute, room)
         if number == 0:
-            readable, unreadable = indices, stream.unreadable
+            readable, unreadable = indices, stream.faults.left_out
         elif not np.array_equal(indices, readable):
             raise UserError(
                 f"{body.name} can read {len(indices):,} of the images, {bodies[0].name} {len(readable):,}: "
@@ -349,7 +349,7 @@ def _compared(bodies: Sequence[Body], splits: Splits, compute: Compute, *, seed:
         loss=mean_loss(measured.truth, measured.truth.logits(probabilities)),
         familiarity=None if familiarity is None else familiarity(tested_features).numpy(),
         sets=None if model.trust is None else model.trust.sets,
-        unreadable=tuple(unreadable.values()),
+        unreadable=unreadable,
     )
     curve = learning_curve(best.classifier, best.candidate.train, division, selection.folds, seed=seed)
     return _Comparison(selection, curve, known, body, model, evaluation, calibration, lines)

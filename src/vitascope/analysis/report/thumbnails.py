@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,10 @@ from PIL import Image
 from vitascope.analysis.explain.inputs import normalized, seen_hw
 from vitascope.analysis.explain.methods import heatmap, methods_for
 from vitascope.analysis.explain.pictures import Picture, dimmed, overlay
+from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet
 from vitascope.language import say
-from vitascope.models.decoding import ImageError, ImageSource, source_name
+from vitascope.models.decoding import ImageSource, source_name
 from vitascope.models.preprocess import Framed
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.vit import VisionTransformer
@@ -46,11 +46,10 @@ def framed(model: VisionModel, source: ImageSource, longest: int) -> Framed:
 def read_pictures(images: ImageSet, indices: Iterable[int], model: VisionModel) -> dict[int, Framed]:
     """Pictures as the model gets them, and as people see them with at most `SIDE` pixels a side; by index,
     without those that cannot be read."""
-    pictures = {}
-    for index in dict.fromkeys(int(index) for index in indices):
-        with suppress(ImageError):  # the caller reports missing ones
-            pictures[index] = framed(model, images.sources[index], SIDE)
-    return pictures
+    some = list(dict.fromkeys(map(int, indices)))
+    faults = Faults(len(some))  # which the caller reports
+    pictures = readable(lambda index: framed(model, images.sources[index], SIDE), some, faults)
+    return {some[number]: picture for number, picture in pictures}
 
 
 def attention_over(model: VisionModel, pictures: Mapping[int, Framed]) -> dict[int, Pixels]:

@@ -36,10 +36,10 @@ from vitascope.data.features.embedding_file import (
 )
 from vitascope.data.features.stream import BATCH_SIZE, BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.data.frames import DataFrame, data_place
+from vitascope.data.reading import Faults
 from vitascope.data.rows.cells import escaped
 from vitascope.data.rows.on_ray import RayLoop, connected
 from vitascope.data.rows.parts import Images, Parts, PartTask, computed, job_exists, parts_folder
-from vitascope.data.stored import StoredImage, as_text, from_text
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
@@ -52,6 +52,7 @@ from vitascope.models.engines.runtimes import as_engine
 from vitascope.models.hardware import reuse_freed_memory
 from vitascope.models.vision_model import VisionModel, left_as_it_was
 from vitascope.models.weights.identification import reject_model
+from vitascope.remote import StoredImage, source_at
 from vitascope.remote.outputs import Output
 from vitascope.storage import check_local, explaining_failure
 
@@ -267,7 +268,7 @@ def embed(
             with output.named(), explaining_failure(output.path, "the features", advice):
                 count = write_embeddings(output.path, parts, len(everything), made)
             found = Embeddings(kept=output.path, made=made, count=count)
-    found = dataclasses.replace(found, unreadable=tuple(stream.unreadable.values()), computed=stream.computed)
+    found = dataclasses.replace(found, unreadable=stream.faults.left_out, computed=stream.computed)
     if output is not None:
         output.publish(found)
     return found
@@ -285,7 +286,7 @@ class EmbedTask(PartTask):
         """As `PartTask.contents`."""
         compute = Compute(batch_size=self.batch_size, workers=self.workers, cache=False)
         for images in parts:
-            stream = FeatureStream(engine, [self.spec], [from_text(texts[0]) for texts in images], compute)
+            stream = FeatureStream(engine, [self.spec], [source_at(texts[0]) for texts in images], compute)
             blocks, file = list(stream), io.BytesIO()
             np.savez(
                 file,
@@ -293,7 +294,7 @@ class EmbedTask(PartTask):
                 features=np.concatenate(
                     [block.features[0] for block in blocks] or [np.zeros((0, 0), np.float32)]
                 ),
-                errors=np.array([escaped(reason) for reason in stream.unreadable.values()], np.str_),
+                errors=np.array([escaped(reason) for reason in stream.faults.left_out], np.str_),
                 precision=np.array(engine.precision_for(stream.batch_size), np.str_),
             )
             yield [file.getvalue()]
@@ -348,8 +349,7 @@ def _errors(parts: Parts) -> tuple[list[list[str]], str]:
         arrays = _part_arrays(parts, part, "errors", "precision")
         errors.append(arrays["errors"].tolist())
         precisions.setdefault(str(arrays["precision"]), part)
-    if sum(map(len, errors)) == parts.images:
-        raise _none_readable(parts.images, errors[0])
+    Faults.of(parts.images, [reason for part in errors for reason in part]).check_some()
     if len(precisions) > 1:
         places = ", ".join(f"{name} ({parts.file(part)})" for name, part in precisions.items())
         raise UserError(
@@ -367,7 +367,7 @@ def _feature_parts(parts: Parts) -> Iterator[Part]:
             some = rows[start : start + BLOCK].tolist()
             names, *labels, splits = zip(*(texts[row] for row in some), strict=True)
             columns = EmbeddingColumns(
-                images=np.array([str(from_text(name)) for name in names], np.str_),
+                images=np.array([str(source_at(name)) for name in names], np.str_),
                 labels=np.array(labels[0], np.str_) if labels else None,
                 splits=np.array(splits, np.str_),
             )
@@ -403,7 +403,7 @@ def _listed(data: Data, table: TableOptions) -> Iterator[ListedImages]:
                 )
         labels = [] if everything.labels is None else [list(map(escaped, everything.labels))]
         files = [
-            as_text(source) if isinstance(source, StoredImage) else name
+            source.as_text() if isinstance(source, StoredImage) else name
             for source, name in zip(everything, everything.names, strict=True)
         ]
         yield ListedImages(
@@ -466,9 +466,4 @@ def with_progress(stream: FeatureStream) -> Generator[FeatureRows, None, None]:
             end = int(rows.indices[-1]) + 1
             bar.update(end - count)
             count = end
-    if len(stream.unreadable) == total:
-        raise _none_readable(total, list(stream.unreadable.values()))
-
-
-def _none_readable(images: int, reasons: Sequence[str]) -> UserError:
-    return UserError(f"none of {counted(images, 'image')} can be read: {'; '.join(reasons[:3])}")
+    stream.faults.check_some()

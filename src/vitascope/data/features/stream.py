@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -14,14 +15,13 @@ from torch import Tensor
 
 from vitascope.data.contents import digests_of
 from vitascope.data.features.cache import Contents, FeatureCache, Features
-from vitascope.data.pictures import PictureBatch, stream
-from vitascope.data.reading import ImageReader
+from vitascope.data.pictures import PictureBatch, stream, through_device
+from vitascope.data.reading import Faults, ImageReader
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageSource, source_name
 from vitascope.models.engines.compute import DEFAULT, Compute
 from vitascope.models.engines.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.models.engines.features import FeatureSpec
-from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 
 BATCH_SIZE = 64
 """On a CPU."""
@@ -57,7 +57,7 @@ class FeatureStream:
 
     Attributes:
         origins: for each representation, everything that it depends on beside the images, as values of JSON.
-        unreadable: the reason for each image that could not be read, by its index; it has no features.
+        faults: the images that cannot be read, by index; they have no features.
         computed: the number of images whose features were computed.
     """
 
@@ -74,7 +74,7 @@ class FeatureStream:
         size = engine.batch_size(compute.batch_size, BATCH_SIZE)
         self.batch_size = min(size, WHOLE_PICTURES) if engine.own_pixels else size
         self.workers = compute.workers
-        self.unreadable: dict[int, str] = {}
+        self.faults = Faults(len(sources))
         self.computed = 0
         self._cached = compute.cache
         self.origins = [_origin_of(engine, spec, self.batch_size) for spec in self.specs]
@@ -83,9 +83,9 @@ class FeatureStream:
 
     def __iter__(self) -> Generator[FeatureRows, None, None]:
         try:
-            for batch in self._computed():
+            for batch, features in self._computed():
                 for block in self._blocks:
-                    block.receive(batch)
+                    block.receive(batch.items, batch.readable, features)
                 yield from self._finished()
             yield from self._finished()
         finally:
@@ -110,38 +110,29 @@ class FeatureStream:
         if len(pending):
             yield pending
 
-    def _computed(self) -> Iterator[_Batch]:
-        """The missing images in batches; an accelerator computes one while the next is read and copied."""
-        yield from map(self._checked, one_late(self._started(), self.engine.device))
-
-    def _started(self) -> Iterator[_Batch]:
-        """The missing images in batches whose features are on the way to the CPU."""
-        engine = self.engine
+    def _computed(self) -> Iterator[tuple[PictureBatch[Indices], list[Tensor]]]:
+        """The missing images in batches, with the features of those that can be read."""
+        engine, size = self.engine, self.batch_size
         reader = ImageReader(self.sources, engine.preprocess)
-
-        def send(batch: PictureBatch[Indices]) -> tuple[Tensor, ...]:
-            return tuple(to_device(pixels, engine.device) for _, pixels in batch.stacks)
-
-        with closing(stream(engine, reader, self._missing(), self.batch_size, self.workers)) as batches:
-            for batch, on_device in copied_ahead(batches, send, engine.device):
-                self.unreadable |= {int(batch.items[row]): reason for row, reason in batch.faults.items()}
+        with closing(stream(engine, reader, self._missing(), size, self.workers)) as batches:
+            features_of = functools.partial(engine.features, specs=self.specs, batch_size=size)
+            for batch, features in through_device(batches, features_of, engine.device):
+                for row, reason in batch.faults.items():
+                    self.faults.add(int(batch.items[row]), reason)
                 self.computed += int(batch.readable.sum())
-                columns = [
-                    engine.features(pixels, self.specs, batch_size=self.batch_size) for pixels in on_device
-                ]
-                yield _Batch(batch.items, batch.readable, Fetched(batch.in_order(columns)))
+                self._check_finite(batch, features)
+                yield batch, features
 
-    def _checked(self, batch: _Batch) -> _Batch:
-        """A batch whose features have arrived, and are finite."""
-        for spec, features in zip(self.specs, batch.features, strict=False):
+    def _check_finite(self, batch: PictureBatch[Indices], columns: Sequence[Tensor]) -> None:
+        """Reject features that are not finite."""
+        for spec, features in zip(self.specs, columns, strict=False):
             wrong = np.flatnonzero(~np.isfinite(features.numpy()).all(axis=1))
             if len(wrong):
-                index = int(batch.indices[batch.readable][wrong[0]])
+                index = int(batch.items[batch.readable][wrong[0]])
                 raise UserError(
                     f"image {index}, {source_name(self.sources[index])}: its features ({spec}) are not "
                     f"finite in {self.engine.precision_for(self.batch_size)}: use fp32, or check the weights"
                 )
-        return batch
 
     def _finished(self) -> Iterator[FeatureRows]:
         """The blocks, in their order, of which no image is missing any more."""
@@ -149,20 +140,6 @@ class FeatureStream:
             block = self._blocks.popleft()
             if block.kept.any():
                 yield FeatureRows(block.indices[block.kept], block.features())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """Computed images."""
-
-    indices: Indices  # (n,)
-    readable: Mask  # (n,)
-    fetched: Fetched
-
-    @property
-    def features(self) -> list[Tensor]:
-        """For each representation (m, D), of the m readable ones, on the CPU; empty if there are none."""
-        return self.fetched.wait()
 
 
 class _Block:
@@ -188,23 +165,24 @@ class _Block:
         """Whether all images that are computed have come."""
         return self._awaited == 0
 
-    def receive(self, batch: _Batch) -> None:
-        """Take what a batch has of this block; new features go into the caches."""
-        own = (batch.indices >= self.indices[0]) & (batch.indices <= self.indices[-1])
+    def receive(self, indices: Indices, readable: Mask, features: Sequence[Tensor]) -> None:
+        """Take what a batch has of this block, from its features of the readable images; new ones go into the
+        caches."""
+        own = (indices >= self.indices[0]) & (indices <= self.indices[-1])
         if not own.any():
             return
         self._awaited -= int(own.sum())
-        self.kept[batch.indices[own & ~batch.readable] - self.indices[0]] = False
-        rows = own[batch.readable]
+        self.kept[indices[own & ~readable] - self.indices[0]] = False
+        rows = own[readable]
         if not rows.any():
             return
-        received = [features.numpy()[rows] for features in batch.features]
+        received = [column.numpy()[rows] for column in features]
         self._received.append(received)
-        among = batch.indices[own & batch.readable] - self.indices[0]  # the images of this block
-        for cache, places, features in zip(self.caches, self.places, received, strict=True):
+        among = indices[own & readable] - self.indices[0]  # the images of this block
+        for cache, places, column in zip(self.caches, self.places, received, strict=True):
             if cache is not None and self.contents is not None:
                 new = places[among] < 0
-                cache.add(self.contents[among[new]], features[new])
+                cache.add(self.contents[among[new]], column[new])
 
     def features(self) -> list[Features]:
         """For each representation those of the kept images, float32 (m, D), m at least 1."""

@@ -17,7 +17,7 @@ from vitascope.data.table_options import TABLE_SUFFIXES
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.formatting import canonical, counted, listed
-from vitascope.remote.paths import StorePath
+from vitascope.remote.paths import AnyPath, StorePath
 
 SPLIT_FOLDERS = {
     "train": ("train", "training", "trainval"),
@@ -39,7 +39,7 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in SPLIT_FOLDERS.items() if word in names), None)
 
 
-def split_folder(root: Path, split: str) -> Path | None:
+def split_folder(root: AnyPath, split: str) -> AnyPath | None:
     """The folder of a split in a folder, or None."""
     found = [folder for folder in _visible_folders(root) if split_of(folder.name) == split]
     unnumbered = [folder for folder in found if not folder.name[-1].isdigit()]
@@ -65,15 +65,15 @@ class Folder(DataFormat):
         return read_folder(Path(data))
 
 
-def read_folder(root: Path) -> Inventory:
-    """The images of a folder, which may be a `StorePath`."""
+def read_folder(root: AnyPath) -> Inventory:
+    """The images of a folder."""
     depth = len(root.parts)
-    images: list[Path] = []
-    others: list[Path] = []
+    images: list[AnyPath] = []
+    others: list[AnyPath] = []
     unlisted: dict[str, OSError] = {}
     system: list[str] = []
 
-    def path_of(entry: os.DirEntry[str]) -> Path:
+    def path_of(entry: os.DirEntry[str] | StorePath) -> AnyPath:
         return entry if isinstance(entry, StorePath) else Path(entry.path)
 
     def failed(folder: str, error: OSError) -> None:
@@ -82,7 +82,7 @@ def read_folder(root: Path) -> Inventory:
     for entry in images_below(root, failed, lambda entry: others.append(path_of(entry)), system.append):
         images.append(path_of(entry))
     splits = _splits(root, Counter(path.parts[depth:-1][:2] for path in images))
-    classes: dict[str, dict[str, list[Path]]] = {split: {} for split in splits.values() or ("all",)}
+    classes: dict[str, dict[str, list[AnyPath]]] = {split: {} for split in splits.values() or ("all",)}
     for path in sorted(images):
         split, folder = _place(path.parts[depth:], splits)
         classes.setdefault(split, {}).setdefault(folder, []).append(path)
@@ -95,14 +95,15 @@ def read_folder(root: Path) -> Inventory:
         kinds[_place(path.parts[depth:], splits)][suffix_of(path.name)] += 1
     sets = [found for split in classes for found in _image_sets(split, classes[split])]
     without = [
-        f"the folder {folder.relative_to(root)}, which contains no image "
+        f"the folder {'/'.join(folder.parts[depth:])}, which contains no image "
         f"({', '.join(_listed(kinds[split, canonical(folder.name)])) or 'it is empty'})"
         for place, split in [(root / name, split) for name, split in splits.items()] or [(root, "all")]
         for folder in _visible_folders(place)
         if canonical(folder.name) not in classes[split]
     ]
     without += [
-        f"the folder {Path(folder).relative_to(root)}, which cannot be listed ({error.strerror or error})"
+        f"the folder {'/'.join(Path(folder).parts[depth:])}, which cannot be listed "
+        f"({error.strerror or error})"
         for folder, error in unlisted.items()
     ]
     without += _outside(images, depth, splits)
@@ -113,7 +114,7 @@ def read_folder(root: Path) -> Inventory:
             f"{counted(count, 'file')} in {counted(len(system), 'system folder')}: {listed(names)}"
         )
     unused = _listed(sum(kinds.values(), Counter()))
-    return Inventory(tuple(sets), 3, root, (*unused, *without), notes, unlabelled)
+    return Inventory(tuple(sets), 3, root.as_posix(), (*unused, *without), notes, unlabelled)
 
 
 class FolderStream:
@@ -173,7 +174,7 @@ def _unlisted(folder: str, error: OSError) -> None:
     raise UserError(f"{folder}: cannot be listed: {error.strerror or error}") from error
 
 
-def _splits(root: Path, places: Counter[tuple[str, ...]]) -> dict[str, str]:
+def _splits(root: AnyPath, places: Counter[tuple[str, ...]]) -> dict[str, str]:
     """The folders of splits in a folder, by name; empty if its folders are classes.
 
     They are splits if one is of `train`, or if there are images in no other folder. But `train` alone, beside
@@ -206,7 +207,7 @@ def _splits(root: Path, places: Counter[tuple[str, ...]]) -> dict[str, str]:
     return {folder.name: split for split, folder in found.items() if folder is not None}
 
 
-def _outside(images: Sequence[Path], depth: int, splits: Mapping[str, str]) -> list[str]:
+def _outside(images: Sequence[AnyPath], depth: int, splits: Mapping[str, str]) -> list[str]:
     """The folders beside those of splits whose images are not used."""
     counts = Counter(path.parts[depth] for path in images if len(path.parts) > depth + 1)
     return [
@@ -229,7 +230,7 @@ def _place(parts: Sequence[str], splits: Mapping[str, str]) -> tuple[str, str]:
     return split, canonical(parts[1]) if len(parts) > 2 and split != OUTSIDE else ""
 
 
-def _sort_by_names(classes: dict[str, dict[str, list[Path]]]) -> tuple[tuple[str, ...], str]:
+def _sort_by_names(classes: dict[str, dict[str, list[AnyPath]]]) -> tuple[tuple[str, ...], str]:
     """Give images in no class folder the classes in their names, in place, if those of `train`, or all,
     follow a plain rule; returns the line that says so, or the reason why they do not."""
     split = "train" if "train" in classes else "all"
@@ -250,7 +251,7 @@ def _sort_by_names(classes: dict[str, dict[str, list[Path]]]) -> tuple[tuple[str
     return (f"classes from file names: {listed(counts, _LISTED_CLASSES)}",), ""
 
 
-def _image_sets(name: str, classes: Mapping[str, list[Path]]) -> Iterator[ImageSet]:
+def _image_sets(name: str, classes: Mapping[str, list[AnyPath]]) -> Iterator[ImageSet]:
     """The images of a set by their classes: the labelled ones, and those without a label."""
     names = tuple(filter(None, classes))
     if names:
@@ -267,7 +268,7 @@ def _listed(kinds: Counter[str]) -> list[str]:
     return [f"{count:,} {kind or 'files without a suffix'}" for kind, count in ordered]
 
 
-def _visible_folders(root: Path) -> list[Path]:
+def _visible_folders(root: AnyPath) -> list[AnyPath]:
     return sorted(
         path
         for path in root.iterdir()
@@ -284,9 +285,9 @@ def inner_folder(folder: Path) -> Path:
         folder = entries[0]
 
 
-def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
+def files_of_splits(folder: AnyPath, suffixes: tuple[str, ...]) -> dict[str, list[AnyPath]]:
     """Files with these suffixes by split, from the name of their folder or their own; else of `all`."""
-    found: dict[str, list[Path]] = {}
+    found: dict[str, list[AnyPath]] = {}
     for split in SPLIT_FOLDERS if folder.is_dir() else ():
         below = split_folder(folder, split)
         if below is not None and (files := _visible(below, suffixes)):
@@ -303,12 +304,12 @@ def files_of_splits(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[P
     return found
 
 
-def has_class_folders(folder: Path) -> bool:
+def has_class_folders(folder: AnyPath) -> bool:
     """Whether the folders in a folder contain images, so that other files there do not matter."""
     return any(is_image(entry) for path in _visible_folders(folder) for entry in visible_files(path))
 
 
-def _visible(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def _visible(folder: AnyPath, suffixes: tuple[str, ...]) -> list[AnyPath]:
     files = folder.iterdir() if folder.is_dir() else ()
     return sorted(p for p in files if p.suffix in suffixes and p.name[0] != "." and p.is_file())
 
@@ -323,8 +324,8 @@ _FEWEST, _PER_CLASS = 2, 4
 
 
 def classes_in_names(
-    paths: Sequence[Path], known: Collection[str] | None = None
-) -> dict[str, list[Path]] | str:
+    paths: Sequence[AnyPath], known: Collection[str] | None = None
+) -> dict[str, list[AnyPath]] | str:
     """The paths by the classes in their names, sorted; or the reason why the rule is not plain.
 
     Every name has a class and then a number, no class is the name of a camera, and there are at least two
@@ -336,7 +337,7 @@ def classes_in_names(
             f"{len(without):,} of {len(paths):,} names have no class and number, as cat.1.jpg has: "
             f"{listed(without)}"
         )
-    classes: dict[str, list[Path]] = {}
+    classes: dict[str, list[AnyPath]] = {}
     for path, match in matches.items():
         assert match is not None
         classes.setdefault(match["label"], []).append(path)

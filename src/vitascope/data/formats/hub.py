@@ -26,6 +26,7 @@ from vitascope.errors import UserError, nearest_path
 from vitascope.formatting import canonical
 from vitascope.models.decoding import Encoded
 from vitascope.network import misunderstood
+from vitascope.remote.paths import AnyPath
 
 TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 """The library's builder for each kind of file."""
@@ -130,7 +131,7 @@ def _is_saved(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def _tables(path: Path) -> dict[str, list[Path]]:
+def _tables(path: Path) -> dict[str, list[AnyPath]]:
     """Parquet or arrow files of each split; the hub keeps them in a folder `data/`."""
     for folder in (path, path / "data"):
         if found := files_of_splits(folder, tuple(TABLES)):

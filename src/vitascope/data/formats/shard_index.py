@@ -19,6 +19,7 @@ import numpy.typing as npt
 from vitascope.data.formats.archive import BROKEN
 from vitascope.data.formats.folder import SPLIT_FOLDERS
 from vitascope.errors import UserError
+from vitascope.remote.paths import AnyPath
 from vitascope.serialization import parse_json
 
 INDEX, SAMPLES, CLASSES = "index.json", "samples.npz", "classes.txt"
@@ -57,7 +58,7 @@ class Index:
         """The number of images in a split."""
         return sum(shard.count for shard in self.splits[split])
 
-    def checked_files(self, folder: Path) -> dict[str, list[Path]]:
+    def checked_files(self, folder: AnyPath) -> dict[str, list[AnyPath]]:
         """The shards of each split, after a check of their sizes."""
         for shard in itertools.chain.from_iterable(self.splits.values()):
             path = folder / shard.file
@@ -99,7 +100,7 @@ class SamplePlaces:
         return hashlib.sha256(content.getvalue()).hexdigest()
 
     @classmethod
-    def read(cls, folder: Path, index: Index) -> SamplePlaces:
+    def read(cls, folder: AnyPath, index: Index) -> SamplePlaces:
         """The places that belong to an index; a UserError if they are damaged, or of other shards."""
         path = folder / SAMPLES
         content = member_content(path) if path.is_file() else b""
@@ -154,7 +155,7 @@ def is_packed(head: bytes, name: str, size: int, label: int) -> bool:
     )
 
 
-def member_content(path: Path) -> bytes:
+def member_content(path: AnyPath) -> bytes:
     """The content of a file beside shards; a UserError for one that is too large to be what its name says."""
     name, size = path.name, path.stat().st_size
     if size > MAX_BYTES[name]:
@@ -165,7 +166,7 @@ def member_content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read_index(folder: Path) -> Index | None:
+def read_index(folder: AnyPath) -> Index | None:
     """The index of a folder, or None."""
     path = folder / INDEX
     if not path.is_file():

@@ -19,7 +19,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, NamedTuple, TypeAlias, cast
 
@@ -46,7 +46,7 @@ from vitascope.formatting import canonical, counted
 from vitascope.models.decoding import Encoded
 from vitascope.network import Threads
 from vitascope.remote import cache
-from vitascope.remote.paths import StorePath
+from vitascope.remote.paths import AnyPath, StorePath
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError
 from vitascope.storage import READ_BYTES
 
@@ -109,13 +109,13 @@ class Shards(DataFormat):
         return read_shards(Path(data))
 
 
-def has_shards(path: Path) -> bool:
-    """Whether a folder, which may be a `StorePath`, is one of shards."""
+def has_shards(path: AnyPath) -> bool:
+    """Whether a folder is one of shards."""
     return any(files_of_splits(path, (".tar",)).values()) and not has_class_folders(path)
 
 
-def read_shards(path: Path) -> Inventory:
-    """The images of a folder of shards, which may be a `StorePath`."""
+def read_shards(path: AnyPath) -> Inventory:
+    """The images of a folder of shards."""
     if (index := read_index(path)) is None:
         files = files_of_splits(path, (".tar",))
         found = {split: _read_split([*map(_file_of, paths)]) for split, paths in files.items() if paths}
@@ -128,10 +128,10 @@ def read_shards(path: Path) -> Inventory:
         }
     if not any(len(labels) for _, labels in found.values()):
         raise UserError(f"{path}: no images in its shards; expected <key>.jpg and <key>.cls")
-    return Inventory(sets_of_numbers(found, names, str(path)), channels, path)
+    return Inventory(sets_of_numbers(found, names, str(path)), channels, path.as_posix())
 
 
-def _file_of(path: Path) -> ShardFile:
+def _file_of(path: AnyPath) -> ShardFile:
     return path.object if isinstance(path, StorePath) else str(path)
 
 
@@ -165,11 +165,6 @@ class ShardMember(Encoded):
                 "a shard of another packing; copy the whole folder again"
             )
         return sample[SAMPLE_HEAD:]
-
-    @contextmanager
-    def opened(self) -> Iterator[tuple[IO[bytes], int, int]]:
-        with open_shard(self.file) as file:
-            yield file, self.offset, self.size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -271,7 +266,7 @@ def _places(labels: npt.NDArray[np.int64], different: npt.NDArray[np.int64]) -> 
     return np.where(np.isin(labels, different), places, -1)
 
 
-def _class_names(folder: Path) -> tuple[str, ...] | None:
+def _class_names(folder: AnyPath) -> tuple[str, ...] | None:
     """The names in `classes.txt`, one per label from 0 on; None without the file."""
     path = folder / CLASSES
     if not path.is_file():

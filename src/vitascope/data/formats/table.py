@@ -35,7 +35,7 @@ from vitascope.data.table_options import (
 from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.errors import UserError, nearest_path
 from vitascope.formatting import counted, listed
-from vitascope.remote.paths import StorePath, folder_at
+from vitascope.remote.paths import AnyPath, StorePath, folder_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Table(DataFormat):
         sets = _sets(settled, labels is not None and labels.several, root)
         note = _note(file, roles, labels)
         no_labels = f"{note}; name the column of labels: columns label=COLUMN" if labels is None else note
-        return Inventory(tuple(sets), 3, root, tuple(unused), notes=(note,), unlabelled=no_labels)
+        return Inventory(tuple(sets), 3, root.as_posix(), tuple(unused), notes=(note,), unlabelled=no_labels)
 
 
 def images_of_table(place: Path, options: TableOptions = AS_RECOGNIZED, *, keep: bool = False) -> list[str]:
@@ -215,7 +215,7 @@ def _settled(rows: list[LabelledRow]) -> list[LabelledRow]:
     ]
 
 
-def _sets(rows: list[LabelledRow], several: bool, root: Path) -> Iterator[ImageSet]:
+def _sets(rows: list[LabelledRow], several: bool, root: AnyPath) -> Iterator[ImageSet]:
     """The images of each split: the labelled ones, and those without a label."""
     by_set: dict[tuple[str, bool], list[LabelledRow]] = defaultdict(list)
     for row in rows:
@@ -226,7 +226,7 @@ def _sets(rows: list[LabelledRow], several: bool, root: Path) -> Iterator[ImageS
                 yield _image_set(split, chosen, several, root)
 
 
-def _image_set(split: str, rows: list[LabelledRow], several: bool, root: Path) -> ImageSet:
+def _image_set(split: str, rows: list[LabelledRow], several: bool, root: AnyPath) -> ImageSet:
     """The images of some rows, in the order of their classes and paths."""
     # The order of `Path`, which is that of its parts.
     rows = sorted(rows, key=lambda row: (() if several else row.classes or (), row.path.split("/")))
@@ -249,7 +249,7 @@ def _image_set(split: str, rows: list[LabelledRow], several: bool, root: Path) -
     )
 
 
-def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list[str], Path]:
+def located(cells: Sequence[str], table: Path, images: str | None) -> tuple[list[str], AnyPath]:
     """The path of each image, and the folder of the images: `images` or the table's folder, or, if the paths
     lead out of the latter, the one that contains all.
 
@@ -296,7 +296,7 @@ def _share(some: Sequence[str], cells: Sequence[str]) -> str:
 class _Folders:
     """Finds files by their paths; each folder is listed once, which is faster than a look at each file."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: AnyPath) -> None:
         self.base = base
         self.outside: set[str] = set()
         self._listed: dict[str, tuple[str, set[str], bool]] = {}  # by the path before the name

@@ -22,13 +22,13 @@ import torch
 
 from vitascope._version import __version__
 from vitascope.data.rows.parts import Images, PartDone, Parts, PartTask
-from vitascope.data.stored import StoredImage, from_text
 from vitascope.errors import UserError
 from vitascope.models.engines.engine import Engine, TorchEngine
 from vitascope.models.engines.runtimes import as_engine, open_engine
 from vitascope.models.hardware import reuse_freed_memory
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.loading import save_pretrained
+from vitascope.remote import StoredImage, source_at
 from vitascope.storage import WINDOWS
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class WorkerModel:
 
     def check_images(self, images: Images) -> None:
         """Reject a node that sees none of the images. Single ones may have vanished, which is their error."""
-        files = [from_text(texts[0]) for texts in images]
+        files = [source_at(texts[0]) for texts in images]
         if not any(isinstance(file, StoredImage) or os.path.exists(file) for file in files):
             raise UserError(
                 f"none of the images from {files[0]} to {files[-1]} is here: they must be in a folder that "

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tqdm import tqdm
 
-from vitascope.data.stored import from_text
 from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.models.engines.engine import Engine
+from vitascope.remote import source_at
 from vitascope.serialization import parse_json
 from vitascope.storage import explaining_failure, locked, make_folder, replacing, settle, write_json
 
@@ -211,7 +211,7 @@ class Parts:
         ):
             file.write(f"{os.getpid()} {socket.gethostname()}\n")
         if deaths >= MOST_DEATHS:
-            first, *_, last = (str(from_text(image[0])) for image in self.texts(part) * 2)
+            first, *_, last = (str(source_at(image[0])) for image in self.texts(part) * 2)
             raise UserError(
                 f"{deaths} workers died at the images from {first} to {last}: memory may have run out, or a "
                 "picture is malformed; use a smaller batch size, or find the picture with `vitascope "

@@ -20,9 +20,10 @@ from vitascope.analysis.explain.lens import lens
 from vitascope.analysis.explain.methods import heatmap
 from vitascope.arguments import checked
 from vitascope.data.splits import ImageSet
+from vitascope.data.stored import as_pictures
 from vitascope.deploy.export.formats import EXPLAIN, FORMATS, WholeModel, check_path, move_beside, traced
 from vitascope.errors import UserError, check_choice
-from vitascope.models.decoding import ImageSource, as_pictures
+from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.compute import Views
 from vitascope.models.engines.engine import TorchEngine
 from vitascope.models.engines.runtimes import (

@@ -7,6 +7,7 @@ OpenVINO, `FakeQuantize` before each layer makes the runtime choose int8 kernels
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data.reading import Faults, readable
 from vitascope.deploy.export.formats import silenced
 from vitascope.errors import UserError
-from vitascope.models.decoding import ImageError, ImageSource
+from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.runtimes import INPUT, SECTION, Batch, ExportedEngine, importing, openvino_core
 
 MEASURED = 16
@@ -44,19 +46,12 @@ def calibration_batches(
             height, width = (round(side / crop_pct) for side in preprocess.image_size)
             size, crop_pct = (height, width), 1.0
         preprocess = dataclasses.replace(preprocess, image_size=size, crop_pct=crop_pct)
-    batches: list[Batch] = []
-    reason = "there is none"
-    for index in np.random.default_rng(seed).permutation(len(sources)):
-        try:
-            pixels = preprocess.pixels(sources[index])
-        except ImageError as error:
-            reason = str(error)
-            continue
-        batches.append(np.ascontiguousarray(pixels.transpose(1, 2, 0)[None]))
-        if len(batches) == count:
-            break
+    faults, order = Faults(len(sources)), np.random.default_rng(seed).permutation(len(sources))
+    pictures = readable(preprocess.pixels, (sources[index] for index in order), faults)
+    some = itertools.islice(pictures, count)
+    batches = [np.ascontiguousarray(pixels.transpose(1, 2, 0)[None]) for _, pixels in some]
     if not batches:
-        raise UserError(f"no picture to calibrate with: {reason}")
+        raise UserError(f"no picture to calibrate with: {'; '.join(faults.left_out[:1]) or 'there is none'}")
     return batches
 
 

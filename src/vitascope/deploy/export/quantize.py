@@ -28,13 +28,14 @@ from vitascope.arguments import Range, checked
 from vitascope.data.datasets import open_data, open_for_evaluation
 from vitascope.data.measures import PairedMeasure
 from vitascope.data.splits import ImageSet
+from vitascope.data.stored import as_pictures
 from vitascope.deploy.export.export import default_path, export
 from vitascope.deploy.export.formats import FORMATS, check_path, move_beside
 from vitascope.deploy.export.int8 import calibration_batches, write_onnx_int8, write_openvino_int8
 from vitascope.deploy.export.throughput import take_turns
 from vitascope.errors import UserError, check_choice
 from vitascope.formatting import counted
-from vitascope.models.decoding import ImageSource, as_pictures
+from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.runtimes import Batch, ExportedEngine, InputMode, files_of, open_exported
 from vitascope.models.vision_model import VisionModel
 from vitascope.storage import check_room, make_folder, temporary_folder

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from PIL import Image
 
 from vitascope.data.splits import ImageSet
+from vitascope.data.stored import as_pictures
 from vitascope.deploy.export.export import evenly_spaced
 from vitascope.deploy.server.page_content import SamplePicture, samples_for
 from vitascope.errors import UserError
 from vitascope.formatting import counted
-from vitascope.models.decoding import ImageSource, as_pictures, source_name
+from vitascope.models.decoding import ImageSource, source_name
 from vitascope.models.engines.engine import TorchEngine
 from vitascope.models.preprocess import Preprocess
 

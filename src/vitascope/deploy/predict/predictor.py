@@ -20,9 +20,9 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.listing import images_below
-from vitascope.data.pictures import PictureBatch, stream
-from vitascope.data.reading import FileReader
-from vitascope.data.stored import ImageFile, StoredImage, TableImage, fetched_ahead, stored_images
+from vitascope.data.pictures import PictureBatch, stream, through_device
+from vitascope.data.reading import ImageReader
+from vitascope.data.stored import ImageFile, TableImage, as_pictures, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.deploy.predict.explanation import Explanation, explain_framed
 from vitascope.errors import UserError
@@ -31,7 +31,6 @@ from vitascope.models.decoding import (
     ImageError,
     ImageSource,
     Levels,
-    as_pictures,
     has_pages,
     is_one_picture,
     read_image,
@@ -40,10 +39,9 @@ from vitascope.models.engines.compute import BatchSize, Views, Workers
 from vitascope.models.engines.engine import Engine, stacks
 from vitascope.models.engines.runtimes import as_engine, open_engine
 from vitascope.models.engines.selection import REASONS, ClassSelection, Unknown, Verdict
-from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
-from vitascope.remote.stores import is_url
+from vitascope.remote import StoredImage, url_name
 
 T = TypeVar("T", bound=Sized)
 log = logging.getLogger(__name__)
@@ -374,7 +372,8 @@ class Predictor:
     ) -> Generator[PictureBatch[Sequence[ImageFile]], None, None]:
         """The files in batches, read by workers where the pixels do not depend on the engine."""
         batches = iter(lambda: list(itertools.islice(files, self.batch_size)), [])
-        return stream(self.engine, FileReader(self.engine.preprocess), batches, self.batch_size, workers)
+        reader = ImageReader(None, self.engine.preprocess)
+        return stream(self.engine, reader, batches, self.batch_size, workers)
 
     def _selection(self, *chosen: Any) -> ClassSelection:
         selection = ClassSelection(*chosen)
@@ -385,17 +384,12 @@ class Predictor:
         self, read: Iterable[PictureBatch[T]], selection: ClassSelection
     ) -> Iterator[tuple[PictureBatch[T], Iterator[_Answer]]]:
         """Batches with the predictions of their readable pictures; a GPU computes the next ones meanwhile."""
-        device = self.engine.device
 
-        def send(batch: PictureBatch[T]) -> tuple[Tensor, ...]:
-            return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
+        def answers(pixels: Tensor) -> list[Tensor]:
+            return self.engine.answers(pixels).known()[1:]
 
-        def answered(batch: PictureBatch[T], pixels: Sequence[Tensor]) -> Fetched:
-            return Fetched(batch.in_order([self.engine.answers(stack).known()[1:] for stack in pixels]))
-
-        started = ((batch, answered(batch, pixels)) for batch, pixels in copied_ahead(read, send, device))
-        for batch, fetched in one_late(started, device):
-            yield batch, self._described(fetched.wait(), selection)
+        for batch, columns in through_device(read, answers, self.engine.device):
+            yield batch, self._described(columns, selection)
 
     def _described(self, answers: Sequence[Tensor], selection: ClassSelection) -> Iterator[_Answer]:
         """The answers for each picture, from the probabilities (m, K), which the familiarity (m,) follows if
@@ -450,10 +444,10 @@ def _counting_pages(files: Iterable[ImageFile]) -> Iterator[ImageFile]:
 
 def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:
     """The images of one place."""
-    if is_url(place):
-        if is_table(place):
-            raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
-        return stored_images(place)
+    if is_table(place) and url_name(place):
+        raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
+    if (stored := stored_images(place)) is not None:
+        return stored
     if os.path.isdir(place):
         return (entry.path for entry in images_below(place, _unlisted))
     if os.path.isfile(place) and is_table(place):

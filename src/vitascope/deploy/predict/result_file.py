@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from vitascope.data.reading import Faults
 from vitascope.data.rows.cells import check_output
 from vitascope.data.rows.parts import (
     Images,
@@ -33,7 +34,7 @@ from vitascope.data.rows.parts import (
     job_exists,
     parts_folder,
 )
-from vitascope.data.stored import ImageFile, TableImage, as_text, from_text
+from vitascope.data.stored import ImageFile, TableImage
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.deploy.predict.predictor import Predictor, find_images
 from vitascope.deploy.predict.result_formats import FORMATS, Rows
@@ -41,11 +42,10 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.models.engines.engine import Engine
 from vitascope.models.engines.selection import AUTO, ClassSelection
+from vitascope.remote import source_at
 from vitascope.serialization import parse_json
 from vitascope.storage import replacing, write_json
 
-NAMED = 10
-"""Unreadable images whose reasons are kept."""
 ERROR_KEY = b'", "error": "'
 """In the lines of JSON of images that could not be read, and in no others: texts have no plain quotes."""
 FULL_BATCH = 64
@@ -59,25 +59,6 @@ TOLERANCE = 0.01
 _PER_CLASS = {"class_names": ("class", "class names"), "thresholds": ("threshold", "thresholds")}
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class Tally:
-    """Counts of predicted and of unreadable images."""
-
-    images: int = 0
-    unreadable: int = 0
-    """The `images` that could not be read."""
-    reasons: list[str] = dataclasses.field(default_factory=list)
-    """The first errors."""
-
-    def add(self, error: str | None) -> None:
-        """Count one image; `error` is the reason if it could not be read."""
-        self.images += 1
-        if error is not None:
-            self.unreadable += 1
-            if len(self.reasons) < NAMED:
-                self.reasons.append(error)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +83,7 @@ class PredictTask(PartTask):
             for images in parts:
                 counts.append(len(images))
                 for path, *cells in images:
-                    yield TableImage.of(path, cells) if cells else from_text(path)
+                    yield TableImage.of(path, cells) if cells else source_at(path)
 
         results = Predictor(engine, batch_size=self.batch_size).stream(
             files(), workers=self.workers, **dataclasses.asdict(self.selection)
@@ -215,7 +196,7 @@ def predict_to_file(
     table: TableOptions = AS_RECOGNIZED,
     *,
     resume: bool = False,
-) -> tuple[Tally, int]:
+) -> tuple[Faults, int]:
     """Predict image files and folders of any size into a result file, in parts that are joined at the end.
 
     The images are listed once, when the job begins; resuming it warns of other numbers of images.
@@ -229,7 +210,7 @@ def predict_to_file(
         resume: continue a job that was begun, or begin it.
 
     Returns:
-        The counts of all images, and the number of images that were computed now.
+        The record of all images and the unreadable ones, and the number of images that were computed now.
 
     Raises:
         UserError: as `check_out` and `ClassSelection.check`; a `top_k` for a CSV file of one class per image;
@@ -247,32 +228,35 @@ def predict_to_file(
     changes = functools.partial(differences, engine=engine, task=task, places=places)
     found = functools.partial(find_images, places, table, keep=bool(task.kept))
     if out.exists() and not job_exists(out):
-        tally = _tally_of(out, changes)
-        _warn_of_others(out, tally.images, found())
-        return tally, 0
+        faults = _faults_of(out, changes)
+        _warn_of_others(out, faults.images, found())
+        return faults, 0
     begun = job_exists(out)
     about = {} if begun else fingerprint(engine, task, places)
-    images = ((as_text(f), *(f.cells if isinstance(f, TableImage) else ())) for f in found())
+    images = (
+        (f if isinstance(f, str) else f.as_text(), *(f.cells if isinstance(f, TableImage) else ()))
+        for f in found()
+    )
     with computed(out, task, loop, lambda: images, about, changes) as (parts, now):
-        tally = Tally()
+        faults = Faults()
         with replacing(out) as aside:
-            task.rows(engine).write(counted_lines(parts, tally), aside)
-            write_json(fingerprint_file(out), {**parts.about, "tally": dataclasses.asdict(tally)})
+            task.rows(engine).write(counted_lines(parts, faults), aside)
+            write_json(fingerprint_file(out), {**parts.about, "tally": dataclasses.asdict(faults)})
     if begun:
-        _warn_of_others(out, tally.images, found())
-    return tally, sum(map(parts.count, now))
+        _warn_of_others(out, faults.images, found())
+    return faults, sum(map(parts.count, now))
 
 
-def _tally_of(out: Path, changes: Callable[[Mapping[str, Any]], Sequence[str]]) -> Tally:
+def _faults_of(out: Path, changes: Callable[[Mapping[str, Any]], Sequence[str]]) -> Faults:
     """The counts of a complete file, which must be one of the same job."""
     path = fingerprint_file(out)
     try:
         about = parse_json(path.read_text(encoding="utf-8"))
-        tally = Tally(**about["tally"])
+        faults = Faults(**about["tally"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{out}: its fingerprint is broken or missing; choose another file") from error
     check_same(out, about, changes)
-    return tally
+    return faults
 
 
 def _warn_of_others(out: Path, images: int, files: Iterable[ImageFile]) -> None:
@@ -284,15 +268,15 @@ def _warn_of_others(out: Path, images: int, files: Iterable[ImageFile]) -> None:
         )
 
 
-def counted_lines(parts: Parts, tally: Tally) -> Iterator[bytes]:
+def counted_lines(parts: Parts, faults: Faults) -> Iterator[bytes]:
     """The lines of all parts in order, which are added to the counts."""
     for part in range(len(parts)):
-        before, path = tally.images, parts.file(part)
+        before, path = faults.images, parts.file(part)
         with open(path, "rb") as file:
             for line in file:
-                tally.add(json.loads(line)["error"] if ERROR_KEY in line else None)
+                faults.tally(json.loads(line)["error"] if ERROR_KEY in line else None)
                 yield line
-        if (count := tally.images - before) != parts.count(part):
+        if (count := faults.images - before) != parts.count(part):
             raise UserError(
                 f"{path}: {count:,} results of {parts.count(part):,} images; remove it, and resume"
             )

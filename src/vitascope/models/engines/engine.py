@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitascope.errors import UserError
-from vitascope.models.decoding import ImageError, ImageSource
+from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.features import OWN, FeatureSpec, features_of
 from vitascope.models.engines.transfer import is_asynchronous, to_device
 from vitascope.models.hardware import images_per_batch, resolve_device, resolve_precision, without_tf32
@@ -109,17 +109,6 @@ class Engine(ABC):
         """A picture as `probabilities` takes it, uint8 (C, H, W)."""
         return self.reader(image)
 
-    def read(self, sources: Sequence[ImageSource]) -> tuple[list[Pixels], dict[int, str]]:
-        """The pixels of readable pictures, and by place the errors of the others."""
-        pictures: list[Pixels] = []
-        errors: dict[int, str] = {}
-        for place, source in enumerate(sources):
-            try:
-                pictures.append(self.pixels(source))
-            except ImageError as error:
-                errors[place] = str(error)
-        return pictures, errors
-
     @abstractmethod
     def answers(self, pixels: Tensor) -> Answers:
         """The answers for uint8 (B, C, H, W), on the engine's device.
@@ -180,12 +169,8 @@ class Engine(ABC):
         self, pictures: Sequence[Pixels], specs: Sequence[FeatureSpec] = (OWN,)
     ) -> list[Tensor]:
         """As `features`, of at least one picture; pictures of one size share a batch."""
-        order, parts = [], []
-        for places, stack in stacks(pictures):
-            order += places
-            parts.append(self.features(stack, specs))
-        rows = torch.tensor(order).argsort()
-        return [torch.cat(column)[rows] for column in zip(*parts, strict=True)]  # (B, D) each
+        batches = stacks(pictures)
+        return in_order(batches, [self.features(stack, specs) for _, stack in batches])  # (B, D) each
 
     def check_classes(self) -> None:
         """Reject a model without classes."""
@@ -200,20 +185,23 @@ class Engine(ABC):
 
     def predict(self, pictures: Sequence[Pixels]) -> Answers:
         """The answers for at least one picture, on the CPU; those of one size share a batch."""
-        order: list[int] = []
-        parts = []
-        for places, stack in stacks(pictures):
-            order += places
-            parts.append(self.answers(stack))
-        rows = torch.tensor(order).argsort()
-        logits, probabilities, *familiarity = (
-            torch.cat(column).cpu()[rows] for column in zip(*map(Answers.known, parts), strict=True)
-        )
-        return Answers(logits, probabilities, *familiarity)
+        batches = stacks(pictures)
+        computed = in_order(batches, [self.answers(stack).known() for _, stack in batches])
+        return Answers(*(column.cpu() for column in computed))
 
 
 WHOLE_PICTURES = 32
 """The most pictures of their own size in memory at once: a photograph takes 36 MB."""
+
+
+def in_order(
+    batches: Sequence[tuple[list[int], Tensor]], columns: Sequence[Sequence[Tensor]]
+) -> list[Tensor]:
+    """What was computed of each of the `stacks`, columns of (b, ...), for all pictures, in their order."""
+    if len(batches) == 1:
+        return list(columns[0])
+    rows = torch.tensor([place for places, _ in batches for place in places]).argsort()
+    return [torch.cat(column)[rows] for column in zip(*columns, strict=True)]
 
 
 def stacks(pictures: Sequence[Pixels]) -> list[tuple[list[int], Tensor]]:

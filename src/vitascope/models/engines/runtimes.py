@@ -34,7 +34,7 @@ from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.hub import CONFIG
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.stored_model import local_model
-from vitascope.remote.stores import is_url
+from vitascope.remote import url_name
 
 SUFFIXES = (".onnx", ".xml", ".pt2")  # of exported models
 InputMode = Literal["pictures", "tensors"]
@@ -406,8 +406,8 @@ def as_engine(
 def name_of(ref: str | os.PathLike[str]) -> str:
     """The name of a file or folder, without those above it, also of one in a store, or a hub id."""
     text = os.fspath(ref)
-    if is_url(text):
-        return text.rstrip("/").rpartition("/")[2]
+    if name := url_name(text):
+        return name
     for path in (Path(os.path.expanduser(part)) for part in (text, text.partition(":")[2]) if part):
         if path.exists():
             return path.resolve().name

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from vitascope.arguments import checked
 from vitascope.errors import UserError, check_choice
 from vitascope.models.config import ViTConfig
-from vitascope.models.decoding import ImageSource, as_pictures
+from vitascope.models.decoding import ImageSource, is_one_picture
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.agreement import Agreement, agreement
@@ -94,10 +95,10 @@ def convert(
         model = copy.deepcopy(model).to("cpu", torch.float32).eval()
     check_format(format, model.config)
     preprocess, config = preprocess_of(model), model.config
-    given = as_pictures(images)
-    on_pictures = bool(given) or preprocess.channels in (1, 3)
-    pictures: Sequence[ImageSource] = given
-    if on_pictures and not given:
+    several: Any = [images] if is_one_picture(images) else images
+    pictures: Sequence[ImageSource] = list(several)
+    on_pictures = bool(pictures) or preprocess.channels in (1, 3)
+    if on_pictures and not pictures:
         from sklearn.datasets import load_sample_images
 
         pictures = load_sample_images().images  # a temple and a flower, uint8 (427, 640, 3)

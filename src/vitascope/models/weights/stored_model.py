@@ -11,8 +11,9 @@ from pathlib import Path
 from vitascope import layout
 from vitascope.models.weights.files import shard_files
 from vitascope.models.weights.hub import FILE_ENDINGS, INDEX, OPEN_CLIP_CONFIG, SETTINGS, weights_name
+from vitascope.remote import on_disk
 from vitascope.remote.cache import copied
-from vitascope.remote.stores import RemoteObject, find_object, is_url, list_folder, walk
+from vitascope.remote.stores import RemoteObject, find_object, list_folder, walk
 
 _HUB_MODEL = re.compile(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?/?")
 
@@ -28,11 +29,9 @@ def local_model(ref: str | os.PathLike[str]) -> str | os.PathLike[str]:
         UserError: the cache has no room for it.
         CheckpointError: several forms of weights, none of which is preferred.
     """
-    if not isinstance(ref, str) or not is_url(ref):
-        return ref
-    if (hub := _HUB_MODEL.fullmatch(ref)) is not None:
+    if isinstance(ref, str) and (hub := _HUB_MODEL.fullmatch(ref)) is not None:
         return f"hf-hub:{hub[1]}" + (f"@{hub[2]}" if hub[2] else "")
-    return _copied(ref.rstrip("/"))
+    return on_disk(ref, _copied)
 
 
 @functools.cache  # one version in a process, and one look at the store

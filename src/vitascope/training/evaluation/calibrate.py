@@ -168,7 +168,7 @@ def novelties_of(engine: TorchEngine, likeness: Likeness | None) -> list[Novelty
     names, usual = engine.class_names, likeness.nearest
     novelties = classes_left_out(likeness.distances, likeness.labels, likeness.classes, names)
     for kind, pictures in other_kinds(names, engine.preprocess.channels).items():
-        features = engine.features_of_pictures(engine.read(pictures)[0])[0].cpu()
+        features = engine.features_of_pictures(list(map(engine.pixels, pictures)))[0].cpu()
         unusual = nearest_class(features, **likeness.gaussians)
         novelties.append(Novelty.of(kind, usual, unusual.numpy()))
     return novelties

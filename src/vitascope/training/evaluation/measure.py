@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.data.loading import Batch, Loader, check_unreadable
+from vitascope.data.loading import Batch, Loader
 from vitascope.data.pictures import stream
-from vitascope.data.reading import ImageReader
+from vitascope.data.reading import Faults, ImageReader
 from vitascope.data.splits import ImageSet
 from vitascope.data.targets import KINDS
 from vitascope.errors import UserError
@@ -123,12 +123,12 @@ class WholePictures:
     """Batches of a split for an exported model that crops and resizes: pictures of one size each.
 
     Attributes:
-        unreadable: path and reason of the images that are left out; as many as in a `Loader` at most.
+        faults: the images that are left out, by path.
     """
 
     def __init__(self, engine: Engine, images: ImageSet, batch_size: int) -> None:
         self.engine, self.images, self.batch_size = engine, images, batch_size
-        self.unreadable: dict[str, str] = {}
+        self.faults = Faults(len(images), images.name)
 
     def epoch(self) -> Iterator[Batch]:
         """The readable images; those of a batch are ordered by size."""
@@ -136,10 +136,8 @@ class WholePictures:
         starts = range(0, len(images), self.batch_size)
         batches = (np.arange(start, min(start + self.batch_size, len(images))) for start in starts)
         for batch in stream(self.engine, reader, batches, self.batch_size):
-            sources = reader.sources_of(batch.items)
-            self.unreadable |= {source_name(sources[row]): reason for row, reason in batch.faults.items()}
-            reasons = list(self.unreadable.values())
-            check_unreadable(len(reasons), len(images), images.name, reasons)
+            for row, reason in batch.faults.items():
+                self.faults.add(source_name(images.sources[batch.items[row]]), reason)
             for places, pixels in batch.stacks:
                 indices = batch.items[batch.readable][places]
                 targets = torch.from_numpy(images.truth.take(indices).rows)
@@ -193,7 +191,7 @@ def measure(
     computed = [(engine.answers(batch.pixels), batch.indices) for batch in batches.epoch()]
     # Copied at the end: each copy waits for the accelerator, which would have no next batch meanwhile.
     copied = [([values.cpu() for values in answers.known()], indices) for answers, indices in computed]
-    parts = gather((copied, batches.unreadable))
+    parts = gather((copied, batches.faults.reasons))
     rows = [batch for part, _ in parts for batch in part if len(batch[-1])]
     if not rows:
         raise UserError(f"no image of the {images.name} set could be read")
