@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from reports import command_line, markdown_table, note, publish
 from vitascope.errors import UserError
 from vitascope.models.vit import VisionTransformer
-from vitascope.models.weights.identification import FAMILIES, identify
+from vitascope.models.weights.all_families import FAMILIES
+from vitascope.models.weights.identification import identify
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.mapping import to_family
 from vitascope.models.weights.preprocess import preprocess_of

@@ -25,8 +25,9 @@ from vitascope.errors import UserError
 from vitascope.models.config import OPTIONS, ViTConfig
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.all_families import FAMILIES
 from vitascope.models.weights.files import CheckpointError
-from vitascope.models.weights.identification import FAMILIES, identify, open_source, read_config
+from vitascope.models.weights.identification import identify, open_source, read_config
 from vitascope.models.weights.loading import load_source, save_pretrained
 from vitascope.models.weights.mapping import Family, Source, State, misfit, rows, to_family
 from vitascope.models.weights.preprocess import preprocess_of

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models import law
-from vitascope.data.augment import Augmentation, _erase, _rectangles, crop_draws
+from vitascope.data.augment import Augmentation, _erase, _rectangles
 from vitascope.data.changes import apply_changes
 from vitascope.data.randaugment import RandAugment
-from vitascope.data.randomness import uniform
+from vitascope.data.randomness import crop_draws, uniform
 
 EVERYTHING = {"flip": 0.5, "crop_scale": 0.5, "shift": 0.2, "rotate": 20.0, "color_jitter": 0.4}
 

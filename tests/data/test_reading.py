@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.data import encoded, exif_of, noise, read_tree, write_tree
 from tests.forked import ending, fork
-from vitascope.data.augment import crop_draws
+from vitascope.data.randomness import crop_draws
 from vitascope.data.reading import NAMED, Faults, ImageReader, ReadingPool, random_crop, readable
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageError

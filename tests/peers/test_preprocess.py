@@ -15,8 +15,8 @@ from tests.peers.pictures import OF_ANY_MODE, PICTURES, picture
 from vitascope.models.config import ViTConfig
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.sizes import named_config
+from vitascope.models.weights.all_families import FAMILIES
 from vitascope.models.weights.convert import convert
-from vitascope.models.weights.identification import FAMILIES
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.models.weights.mapping import Source
 

@@ -12,10 +12,10 @@ from torch import nn
 from tests.uninitialized import uninitialized
 from vitascope.models.config import OPTIONS, ViTConfig
 from vitascope.models.sizes import named_config
+from vitascope.models.weights.all_families import TIMM as LIBRARY
 from vitascope.models.weights.families.timm import Timm
 from vitascope.models.weights.families.timm_settings import TIMM_NAMES
 from vitascope.models.weights.files import CheckpointError
-from vitascope.models.weights.identification import TIMM as LIBRARY
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.mapping import Source, State, from_family
 

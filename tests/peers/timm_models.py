@@ -13,8 +13,8 @@ from tests.models import random_images, randomize
 from tests.uninitialized import uninitialized
 from vitascope.models.config import ViTConfig
 from vitascope.models.vit import VisionTransformer
+from vitascope.models.weights.all_families import FAMILIES
 from vitascope.models.weights.families.timm import Timm
-from vitascope.models.weights.identification import FAMILIES
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.mapping import Source, from_family, to_family
 from vitascope.models.weights.preprocess import default_preprocess

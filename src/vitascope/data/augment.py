@@ -118,11 +118,6 @@ class Augmentation:
         return Change((scaled, of_mean), apply)
 
 
-def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> _Floats:
-    """The draws of an `Augmentation` for crops: area, ratio, x and y, uniform in [0, 1), (B, 4)."""
-    return uniform(seed, epoch, indices, 4)
-
-
 def _flip(pixels: Tensor, rows: Tensor) -> Tensor:
     """Mirror the images with these numbers, (b,)."""
     return pixels.index_copy(0, rows, pixels.index_select(0, rows).flip(-1))

@@ -52,6 +52,11 @@ def sorting_keys(bits: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], 
     return (bits & ~mask) | np.arange(bits.shape[1], dtype=np.uint64), mask
 
 
+def crop_draws(seed: int, epoch: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The draws of an `Augmentation` for crops: area, ratio, x and y, uniform in [0, 1), (B, 4)."""
+    return uniform(seed, epoch, indices, 4)
+
+
 def _mix(counter: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64 (Steele, Lea and Flood 2014): a counter to 64 well-mixed bits; arithmetic is modulo 2^64."""
     with np.errstate(over="ignore"):

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vitascope.data.augment import crop_draws
+from vitascope.data.randomness import crop_draws
 from vitascope.data.stored import ImageFile, fetched_ahead
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
@@ -192,7 +192,7 @@ def random_crop(
     # Its area is uniform in [smallest, 1] of the picture's, the logarithm of its aspect ratio uniform in the
     # part of [3/4, 4/3] times the model's that fits into the picture, its place uniform. Where none fits
     # (almost all of a long picture) it is the largest crop of the nearest aspect ratio.
-    area, ratio, x, y = map(float, draws)  # uniform in [0, 1), from `augment.crop_draws`
+    area, ratio, x, y = map(float, draws)  # uniform in [0, 1), from `randomness.crop_draws`
     share = 1 - area * (1 - smallest)
     lowest, highest = share * width / height, width / height / share  # of the crops that fit
     low, high = (min(max(bound, aspect / _RATIO), aspect * _RATIO) for bound in (lowest, highest))

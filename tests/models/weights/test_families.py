@@ -10,7 +10,7 @@ from tests.models import VARIANTS, random_images, small_config, small_model, wit
 from vitascope.models.config import ViTConfig
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vit import VisionTransformer
-from vitascope.models.weights.identification import FAMILIES
+from vitascope.models.weights.all_families import FAMILIES
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.models.weights.mapping import changes, misfit
 from vitascope.models.weights.preprocess import default_preprocess

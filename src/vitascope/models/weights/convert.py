@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from vitascope.arguments import checked
-from vitascope.errors import UserError, check_choice
+from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
 from vitascope.models.decoding import ImageSource, is_one_picture
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.agreement import Agreement, agreement
-from vitascope.models.weights.identification import FAMILIES, check_format, identify, read_config
+from vitascope.models.weights.identification import check_format, format_named, identify, read_config
 from vitascope.models.weights.loading import load_source
 from vitascope.models.weights.mapping import changes, to_family
 from vitascope.models.weights.preprocess import changed_settings, preprocess_of
@@ -73,7 +73,7 @@ def convert(
     Args:
         model: a MODEL argument, or a model with its preprocessing.
         folder: a new or empty folder.
-        format: a name of `FAMILIES`.
+        format: a name of `all_families.FAMILIES`.
         revision: branch, tag or commit of a hub id.
         images: pictures to compare the outputs on; by default the two photographs in scikit-learn, or two
             random tensors for a model of neither 1 nor 3 channels.
@@ -82,7 +82,7 @@ def convert(
         UserError: an unknown format, a folder with files in it, a picture that cannot be read, or a model
             that the other library does not have.
     """
-    check_choice("format", format, FAMILIES)
+    format_named(format)
     folder = Path(folder)
     check_new_folder(folder)
     family_name = "vitascope"
@@ -108,7 +108,7 @@ def convert(
     else:
         size = (2, preprocess.channels, *preprocess.image_size)
         inputs = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    family = FAMILIES[format]
+    family = format_named(format)
     with new_folder(folder):
         files = to_family(family, model, preprocess, folder)
     written = identify(folder, family=format)

@@ -16,17 +16,7 @@ from vitascope.errors import UserError, check_choice, nearest_path, suggestion
 from vitascope.models.config import ViTConfig
 from vitascope.models.sizes import ModelConfig
 from vitascope.models.weights import builtin, hub
-from vitascope.models.weights.families.facebook import Deit, Dinov2, Dinov3
-from vitascope.models.weights.families.facebook_pretraining import Dino, IJepaEncoder, Mae, Msn
-from vitascope.models.weights.families.huggingface.family import HuggingFace, readable_instead
-from vitascope.models.weights.families.jax import Jax
-from vitascope.models.weights.families.library import Library
-from vitascope.models.weights.families.openclip import OpenClip
 from vitascope.models.weights.families.own import Vitascope
-from vitascope.models.weights.families.timm import Timm
-from vitascope.models.weights.families.timm_beit import TimmBeit
-from vitascope.models.weights.families.timm_eva import TimmEva
-from vitascope.models.weights.families.torchvision import Torchvision
 from vitascope.models.weights.files import (
     CheckpointError,
     explaining_settings,
@@ -39,15 +29,16 @@ from vitascope.models.weights.hub import CONFIG, PREPROCESSOR, weights_name
 from vitascope.models.weights.mapping import Family, Source, check_claims, misfit
 from vitascope.models.weights.stored_model import local_model
 
-TIMM = Library("timm", (Timm(), TimmEva(), TimmBeit()))
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        *(Vitascope(), TIMM, HuggingFace(), OpenClip(), Torchvision(), Jax()),
-        *(Mae(), Msn(), IJepaEncoder(), Dinov3(), Dinov2(), Dino(), Deit()),
-    )
-}
-"""By name, in the order in which `identify` tries them."""
+OWN = Vitascope()
+
+
+def families() -> dict[str, Family]:
+    """Every family by name, in the order in which `identify` tries them; loaded for checkpoints of others."""
+    from vitascope.models.weights.all_families import FAMILIES
+
+    return FAMILIES
+
+
 # Options that no tensor shows. They can be named between a family and its file.
 FILE_OPTIONS: dict[str, Callable[[str], Any]] = {"num_heads": int, "mlp": str, "norm_eps": float}
 
@@ -60,11 +51,11 @@ def identify(
     if family is None and not is_path(ref):
         family, options, ref = split_ref(os.fspath(ref))
     if family is not None:
-        check_choice("family", family, FAMILIES)  # before anything is fetched
+        check_choice("family", family, families())  # before anything is fetched
         source = dataclasses.replace(open_source(ref, revision), options=options)
         with explaining_settings(source.name):
-            kind = FAMILIES[family].of(source)
-            if not FAMILIES[family].recognizes(source) and (fault := _prefix_fault(ref, source)):
+            kind = families()[family].of(source)
+            if not families()[family].recognizes(source) and (fault := _prefix_fault(ref, source)):
                 raise fault
             return kind.before_reading(source), kind
     source = open_source(ref, revision)
@@ -75,20 +66,29 @@ def identify(
 
 def recognized(ref: str | os.PathLike[str], source: Source) -> Family:
     """The family of an opened checkpoint; a CheckpointError names what is known."""
-    for kind in FAMILIES.values():
+    if OWN.recognizes(source):
+        return OWN
+    for kind in families().values():
         if kind.recognizes(source):
             return kind.of(source)
     raise _unknown(ref, source)
 
 
+def format_named(name: str) -> Family:
+    """The family whose format has a name; UserError for an unknown one, with the nearest."""
+    if name == OWN.name:
+        return OWN
+    check_choice("format", name, families())
+    return families()[name]
+
+
 def check_format(format: str, config: ModelConfig) -> None:
     """Reject a format whose library cannot run a model exactly; the error names the ways that there are."""
-    check_choice("format", format, FAMILIES)
-    reason = misfit(FAMILIES[format], config)
+    reason = misfit(format_named(format), config)
     if not reason:
         return
     able, plain = (
-        ", ".join(name for name, family in FAMILIES.items() if not misfit(family, each))
+        ", ".join(name for name, family in families().items() if not misfit(family, each))
         for each in (config, ViTConfig())
     )
     raise CheckpointError(
@@ -99,8 +99,8 @@ def check_format(format: str, config: ModelConfig) -> None:
 
 def split_ref(ref: str) -> tuple[str | None, dict[str, Any], str]:
     """Split `timm:FILE` or `timm:num_heads=16,mlp=gelu_tanh:FILE` into family, options and file."""
-    family, _, rest = ref.partition(":")
-    if family not in FAMILIES:
+    family, colon, rest = ref.partition(":")
+    if not colon or family not in families():
         return None, {}, ref
     options: dict[str, Any] = {}
     match = re.fullmatch(r"(\w+=[^,:=]*(?:,\w+=[^,:=]*)*):(.+)", rest)
@@ -226,6 +226,8 @@ def locate(ref: str, revision: str | None = None) -> Path:
 
 def _unknown(ref: str | os.PathLike[str], source: Source) -> CheckpointError:
     if model_type := source.config.get("model_type"):
+        from vitascope.models.weights.families.huggingface.family import readable_instead
+
         return CheckpointError(
             f"{ref}: its model_type is {model_type!r}; {readable_instead(str(model_type))}"
         )
@@ -247,7 +249,7 @@ def _prefix_fault(ref: str | os.PathLike[str], source: Source) -> CheckpointErro
     for prefix in sorted({name.partition(".")[0] + "." for name in source.tensors}):
         part = {k.removeprefix(prefix): v for k, v in source.tensors.items() if k.startswith(prefix)}
         body = dataclasses.replace(source, tensors=part)
-        if body.has("blocks.0.attn.qkv.weight") or any(it.recognizes(body) for it in FAMILIES.values()):
+        if body.has("blocks.0.attn.qkv.weight") or any(it.recognizes(body) for it in families().values()):
             other = next(name for name in sorted(source.tensors) if not name.startswith(prefix))
             return rejection(
                 ref,

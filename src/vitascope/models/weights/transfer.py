@@ -15,7 +15,6 @@ from vitascope.models.sizes import NAMED_SIZES, ModelConfig, left_open, named_co
 from vitascope.models.vision_model import VisionModel, build, kind_of
 from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.families.own import Vitascope
-from vitascope.models.weights.families.timm_settings import TIMM_NAMES, from_timm_name, is_readable
 from vitascope.models.weights.files import CheckpointError
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.mapping import Source, from_family, reject
@@ -61,6 +60,8 @@ def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]
     """Our name of a model, and the options that a name of timm's adds."""
     if name in NAMED_SIZES:
         return name, overrides
+    from vitascope.models.weights.families.timm_settings import TIMM_NAMES, from_timm_name, is_readable
+
     found = from_timm_name(name)
     if found is not None:
         ours, options = found[0], found[1] | overrides

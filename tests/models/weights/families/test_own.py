@@ -10,8 +10,8 @@ from tests.models import random_images, small_model, small_resnet
 from tests.models.weights import assert_same_state, edit_config
 from vitascope.errors import UserError
 from vitascope.models.resnet import ResNet
+from vitascope.models.weights.all_families import FAMILIES
 from vitascope.models.weights.files import CheckpointError
-from vitascope.models.weights.identification import FAMILIES
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.models.weights.transfer import create_model
 
