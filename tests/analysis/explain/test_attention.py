@@ -11,11 +11,7 @@ from torch import Tensor
 from tests.analysis.explain import MODELS, heatmap, shares
 from tests.models import random_images, small_model
 from vitascope import explain
-from vitascope.analysis.explain.attention import (
-    head_maps,
-    patch_attention,
-    stream_attention,
-)
+from vitascope.analysis.explain.attention import head_maps, patch_attention, stream_attention
 from vitascope.models.vit import VisionTransformer
 
 # --- attention

@@ -86,11 +86,7 @@ def cam(variant: str, activations: np.ndarray, gradients: np.ndarray) -> np.ndar
 
 
 def assert_is_cam(
-    model: VisionModel,
-    images: Tensor,
-    target: Any,
-    score: Score,
-    layer: Layer = "last",
+    model: VisionModel, images: Tensor, target: Any, score: Score, layer: Layer = "last"
 ) -> None:
     """Compare every variant with the formulas."""
     activations, gradients = caught(model, images, score, layer)

@@ -117,11 +117,7 @@ def test_scores_of_a_linear_model_equal_its_sums(
 
 def test_truth_is_better_than_random_and_its_reverse_worse() -> None:
     model = LinearModel()
-    methods: dict[str, Any] = {
-        "constant": constant_map,
-        "reversed": reversed_map,
-        "true": evidence_map,
-    }
+    methods: dict[str, Any] = {"constant": constant_map, "reversed": reversed_map, "true": evidence_map}
     found = compare(model, model.images(12), methods, steps=4, shares=(0.3, 0.7))
     assert found.best == "true"
     rows = {row.method: row for row in found.table()}
@@ -138,11 +134,7 @@ def test_ties_are_broken_at_random_by_the_seed() -> None:
     def two_levels(model: VisionModel, images: Tensor, target: Target) -> Tensor:
         return evidence_map(model, images, target) > 0.01  # bool: 0 and 1
 
-    methods: dict[str, Any] = {
-        "levels": two_levels,
-        "constant": constant_map,
-        "true": evidence_map,
-    }
+    methods: dict[str, Any] = {"levels": two_levels, "constant": constant_map, "true": evidence_map}
     first, same, other = (
         compare(model, images, methods, target=1, steps=8, shares=(0.5,), seed=seed) for seed in (0, 0, 1)
     )

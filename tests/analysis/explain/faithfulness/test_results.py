@@ -24,12 +24,7 @@ def scores(seed: int, images: int = 12, *, better_by: float = 0.0) -> Scores:
 def comparison(**methods: Scores) -> Comparison:
     images = len(methods["random"].deletion)
     return Comparison(
-        scores=methods,
-        classes=tuple(range(images)),
-        grid=(4, 6),
-        steps=8,
-        shares=(0.1, 0.5),
-        seed=3,
+        scores=methods, classes=tuple(range(images)), grid=(4, 6), steps=8, shares=(0.1, 0.5), seed=3
     )
 
 
