@@ -88,6 +88,12 @@ def test_auto_on_a_gpu_is_bf16_where_supported(
     assert resolved(small_config(), 1, "cuda") == dtype
 
 
+def test_a_cpu_has_bf16_if_it_has_bf16_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    for units, expected in ((None, False), ("AMX", True), ("AVX-512 BF16", True)):
+        monkeypatch.setattr(hardware, "bf16_units", lambda units=units: units)
+        assert hardware.has_bf16(torch.device("cpu")) is expected
+
+
 def test_fp16_is_for_training_only() -> None:
     arguments = ("fp16", small_config(), torch.device("cuda"), 8)
     assert resolve_precision(*arguments, training=True) == torch.float16

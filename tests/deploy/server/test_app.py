@@ -141,6 +141,18 @@ async def test_model_without_a_head_serves_everything_except_classes() -> None:
         assert (described["num_classes"], described["class_names"]) == (0, [])
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/v1/embed", "returns probabilities and no features: give the model that it was exported from"),
+        ("/v1/explain", "this needs the torch model; the served model is a held engine"),
+    ],
+)
+async def test_exported_classifier_serves_predictions_only_with_clear_errors(path: str, reason: str) -> None:
+    async with serving(HeldEngine()) as client:
+        assert reason in refusal(await client.post(path, content=grey(1)), 501)
+
+
 async def test_model_page_and_metrics_name_the_model_that_is_served() -> None:
     engine = torch_engine()
     engine.name = 'runs "a"'
