@@ -126,6 +126,14 @@ def test_sizes_are_height_then_width_or_one_number_for_both() -> None:
     assert small_config(stem="overlap", stride=4).patch_stride == (4, 4)
 
 
+def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
+    for stem in ("conv", "resnet"):
+        assert small_config(stem=stem, patch_size=16).patch_stride == (16, 16)
+    assert small_config(stem="tokenizer", patch_size=4).patch_stride == (4, 4)
+    assert small_config(stem="overlap", patch_size=(8, 16)).patch_stride == (4, 8)
+    assert small_config(stem="overlap", stride=(2, 8)).patch_stride == (2, 8)
+
+
 # Errors
 
 COUNTS = {"depth": 0, "in_channels": 0, "embed_dim": 0, "num_heads": 0, "num_classes": 0, "num_registers": -1}
