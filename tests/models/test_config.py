@@ -1,14 +1,11 @@
-import dataclasses
-import json
 import re
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models import VARIANTS, law, on_meta, small_config, valid_configs
+from tests.models import VARIANTS, law, small_config, valid_configs
 from vitascope.errors import UserError
 from vitascope.models.config import OPTIONS, ViTConfig, check_tiling
 from vitascope.models.options import (
@@ -35,20 +32,6 @@ GROUPS = {
 # Groups and flat names
 
 
-def test_every_option_has_one_name_and_one_group() -> None:
-    fields = [field.name for options in GROUPS.values() for field in dataclasses.fields(options)]
-    top = [field.name for field in dataclasses.fields(ViTConfig) if field.name not in GROUPS]
-    assert sorted(OPTIONS) == sorted([*fields, *top])
-    for name, group in OPTIONS.items():
-        assert name in {field.name for field in dataclasses.fields(GROUPS[group] if group else ViTConfig)}
-
-
-@law
-@given(valid_configs())
-def test_a_config_survives_json(config: ViTConfig) -> None:
-    assert ViTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-
-
 @law
 @given(valid_configs())
 def test_flat_options_are_those_of_the_groups(config: ViTConfig) -> None:
@@ -59,23 +42,6 @@ def test_flat_options_are_those_of_the_groups(config: ViTConfig) -> None:
     grouped = {group: getattr(config, group) for group in GROUPS}
     top = {name: flat[name] for name, group in OPTIONS.items() if group is None}
     assert ViTConfig(**top, **grouped) == config
-
-
-@law
-@given(config=valid_configs(), other=valid_configs(), data=st.data())
-def test_replacing_some_options_keeps_the_others(
-    config: ViTConfig, other: ViTConfig, data: st.DataObject
-) -> None:
-    free = ["patch_bias", "embedding_norm", "resample", "norm", "norm_eps", "qkv_bias", "mlp", "layer_scale"]
-    free += ["init", "dropout", "attention_dropout", "drop_path", "head_init", "depth"]
-    if config.block.token_merging:
-        free.remove("norm")
-    if config.embed_dim % 4:  # needed by init=mimetic
-        free.remove("init")
-    names = data.draw(st.sets(st.sampled_from(free)))
-    replaced = config.replace(**{name: other.option(name) for name in names})
-    for name in OPTIONS:
-        assert replaced.option(name) == (other if name in names else config).option(name)
 
 
 def choices(hint: Any) -> tuple[Any, ...]:
@@ -134,14 +100,6 @@ def test_repr_shows_the_options_that_differ_from_the_defaults() -> None:
 # Sizes
 
 
-@law
-@given(valid_configs())
-def test_num_tokens_is_the_length_of_the_sequence(config: ViTConfig) -> None:
-    images = torch.empty(2, config.in_channels, *config.image_hw, device="meta")
-    features = on_meta(config).eval().forward_features(images)
-    assert features.shape == (2, config.num_tokens, config.embed_dim)
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -160,21 +118,12 @@ def test_a_class_token_exists_if_pooling_reads_it_or_on_request(
     assert small_config(**options).readout.has_class_token == expected
 
 
-def test_one_number_sets_both_sides() -> None:
+def test_sizes_are_height_then_width_or_one_number_for_both() -> None:
+    config = small_config(image_size=[16, 96], patch_size=[8, 32], window=3, resnet_layers=[1, 2])
+    assert (config.image_size, config.patch_hw, config.grid) == ((16, 96), (8, 32), (2, 3))
+    assert (config.block.window, config.embedding.resnet_layers) == ((3, 3), (1, 2))
     assert ViTConfig(image_size=32, patch_size=8) == ViTConfig(image_size=(32, 32), patch_size=(8, 8))
-    assert BlockOptions(window=3) == BlockOptions(window=(3, 3))
-    assert EmbeddingOptions(stem="overlap", stride=4) == EmbeddingOptions(stem="overlap", stride=(4, 4))
-
-
-def test_sizes_may_be_lists() -> None:
-    config = small_config(image_size=[16, 24], patch_size=[8, 4], window=[2, 1], resnet_layers=[1, 2])
-    assert (config.image_size, config.patch_size, config.block.window) == ((16, 24), (8, 4), (2, 1))
-    assert config.embedding.resnet_layers == (1, 2)
-
-
-def test_sizes_are_height_then_width() -> None:
-    config = small_config(image_size=(16, 96), patch_size=(8, 32))
-    assert (config.image_hw, config.patch_hw, config.grid) == ((16, 96), (8, 32), (2, 3))
+    assert small_config(stem="overlap", stride=4).patch_stride == (4, 4)
 
 
 def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
@@ -194,18 +143,9 @@ COUNTS |= {"token_merging": -1}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"image_size": (225, 224), "patch_size": 16},
-            "image 225x224 is not a multiple of patch 16; nearest: 224x224",
-        ),
-        (
-            {"image_size": (32, 90), "patch_size": (8, 16)},
-            "image 32x90 is not a multiple of patch 8x16; nearest: 32x96",
-        ),
-        (
-            {"image_size": (33, 32), "patch_size": 8, "stem": "overlap"},
-            "image 33x32 is not tiled by patches of 8 every 4x4 pixels; nearest: 32x32",
-        ),
+        ({"image_size": (225, 224), "patch_size": 16}, "image 225x224 is not a multiple of patch 16"),
+        ({"image_size": (32, 90), "patch_size": (8, 16)}, "image 32x90 is not a multiple of patch 8x16"),
+        ({"image_size": (33, 32), "patch_size": 8, "stem": "overlap"}, "image 33x32 is not tiled by patches"),
         (
             {"image_size": (32, 32), "patch_size": (8, 6), "stem": "overlap", "stride": (3, 5)},
             "image 32x32 is not tiled by patches of 8x6 every 3x5 pixels; nearest: 32x31",
@@ -231,6 +171,7 @@ COUNTS |= {"token_merging": -1}
         ({"mlp_ratio": float("inf")}, "mlp_ratio must be a number, not inf"),
         ({"norm_eps": -1e-6}, "norm_eps must be at least 0, not -1e-06"),
         ({"rotary_base": 0.0}, "rotary_base must be positive, not 0.0"),
+        *(({name: float("nan")}, f"{name}.* nan") for name in ("norm_eps", "rotary_base", "layer_scale")),
         *(
             ({name: share}, rf"{name} must be in \[0, 1\), not {share}")
             for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout")
@@ -246,15 +187,9 @@ COUNTS |= {"token_merging": -1}
         ({"mlp": "relu"}, "unknown mlp 'relu'; .*it is one of gelu, gelu_tanh, quick_gelu, swiglu"),
         # Combinations
         ({"stride": 4}, "stride belongs to stem \"overlap\", not to 'conv'"),
-        (
-            {"stem": "overlap", "patch_size": 8, "stride": (4, 9)},
-            "stride 4x9 leaves gaps between patches of 8x8",
-        ),
+        ({"stem": "overlap", "patch_size": 8, "stride": (4, 9)}, "stride 4x9 leaves gaps between patches of"),
         ({"stem": "overlap", "patch_size": 8, "stride": 0}, "stride must be at least 1, not 0"),
-        (
-            {"stem": "resnet", "patch_size": 8, "image_size": 32},
-            "patch 8x8 is not a multiple of the stride of a ResNet with 3 stages, 16",
-        ),
+        ({"stem": "resnet", "patch_size": 8, "image_size": 32}, "patch 8x8 is not a multiple of the stride"),
         (
             {"stem": "tokenizer", "patch_size": 16},
             "a tokenizer of 3 layers has patches of 2 or 4 or 8 pixels, not 16x16: set patch_size to one of "
@@ -265,21 +200,12 @@ COUNTS |= {"token_merging": -1}
         ({"tokenizer_pooling": (2, 1)}, r"an ascending choice of these, not \[2, 1\]"),
         ({"tokenizer_pooling": (1, 3)}, r"an ascending choice of these, not \[1, 3\]"),
         ({"stem": "resnet", "resnet_width": 48}, "48 channels are not 32 equal groups"),
-        (
-            {"positions": "rotary", "embed_dim": 36, "num_heads": 6},
-            "rotary positions need a head width that 4 divides, not 6",
-        ),
-        (
-            {"positions": "sincos_2d", "embed_dim": 18, "num_heads": 2},
-            "sine-cosine positions need an embed_dim that 4 divides, not 18",
-        ),
+        ({"positions": "rotary", "embed_dim": 36, "num_heads": 6}, "rotary positions need a head width that"),
+        ({"positions": "sincos_2d", "embed_dim": 18, "num_heads": 2}, "sine-cosine positions need an embed_"),
         ({"patch_dropout": 0.5, "attention": "axial"}, "patch_dropout breaks up the grid"),
         ({"patch_dropout": 0.5, "attention": "window"}, "patch_dropout breaks up the grid"),
         ({"patch_dropout": 0.5, "positions": "relative"}, "patch_dropout breaks up the grid"),
-        (
-            {"attention": "window", "image_size": (224, 240), "window": (7, 4)},
-            "a grid of 14x15 patches is not a multiple of the window 7x4",
-        ),
+        ({"attention": "window", "image_size": (224, 240), "window": (7, 4)}, "a grid of 14x15 patches is"),
         ({"attention": "window", "window": 0}, "window must be at least 1, not 0"),
         ({"attention": "window", "window": (7, -7)}, r"window must be at least 1, not \(7, -7\)"),
         ({"pool": "cls", "class_token": False}, "pool 'cls' reads a class token"),
@@ -304,12 +230,6 @@ def test_a_group_of_another_type_is_rejected_by_name(name: str) -> None:
             ViTConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["norm_eps", "rotary_base", "layer_scale"])
-def test_nan_is_rejected(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name}.* nan"):
-        ViTConfig().replace(**{name: float("nan")})
-
-
 def test_unused_options_are_not_checked() -> None:
     # Only window attention needs windows that tile the grid; only the ResNet stem needs a valid ResNet.
     unread = small_config(window=5, resnet_width=48, resnet_layers=(1,))
@@ -318,11 +238,7 @@ def test_unused_options_are_not_checked() -> None:
 
 
 @law
-@given(
-    *[st.integers(1, 300)] * 2,
-    *[st.integers(1, 40)] * 2,
-    *[st.floats(0.05, 1)] * 2,
-)
+@given(*[st.integers(1, 300)] * 2, *[st.integers(1, 40)] * 2, *[st.floats(0.05, 1)] * 2)
 def test_the_nearest_size_in_the_message_is_tiled_by_patches(
     height: int, width: int, ph: int, pw: int, down: float, across: float
 ) -> None:

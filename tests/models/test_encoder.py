@@ -15,7 +15,6 @@ from vitascope.models.encoder import (
     Block,
     DropPath,
     Encoder,
-    LayerScale,
     PatchDropout,
     PostNormBlock,
     QuickGELU,
@@ -81,26 +80,6 @@ def test_drop_path_acts_on_both_branches_of_a_block(norm: str) -> None:
     assert (matches.sum(1) > 0).all()
 
 
-def test_a_block_adds_attention_then_mlp_each_of_the_normalized_tokens() -> None:
-    layer, tokens = block(), random_images(2, 5, 16)
-    attended = tokens + layer.attention(layer.norm1(tokens), sequence(5))
-    torch.testing.assert_close(layer(tokens, sequence(5)), attended + layer.mlp(layer.norm2(attended)))
-
-
-def test_the_activation_is_the_exact_gelu() -> None:
-    x = torch.linspace(-4, 4, 81, dtype=torch.float64)
-    normal = torch.distributions.Normal(torch.zeros((), dtype=x.dtype), 1.0)
-    torch.testing.assert_close(MLP(small_config()).activation(x), x * normal.cdf(x))
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("read", [slice(0, 1), slice(2, 4), slice(None)])
-def test_reading_some_tokens_equals_computing_all(read: slice, norm: str) -> None:
-    layers, tokens = encoder(norm=norm, layer_scale=0.1), random_images(2, 5, 16)
-    everything = layers(tokens, sequence(5))
-    torch.testing.assert_close(layers(tokens, sequence(5), queries=read), everything[:, read])
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("read", [slice(0, 1), slice(None)])
 @pytest.mark.parametrize("cuts", [(0, 3), (0, 1, 3), (0, 1, 2, 3), (0, 0, 3, 3)])
@@ -112,17 +91,6 @@ def test_running_blocks_in_parts_equals_the_encoder(cuts: tuple[int, ...], read:
     assert torch.equal(tokens, expected)
     assert list(trace.values) == ["block0", "block1", "block2"]
     assert [kept.shape[1] for kept in trace.values.values()] == [5, 5, 5 if read == slice(None) else 1]
-
-
-def test_only_the_requested_blocks_run() -> None:
-    layers, tokens = encoder(), random_images(2, 5, 16)
-    run: list[int] = []
-    for index, layer in enumerate(layers.blocks):
-        layer.register_forward_hook(lambda module, inputs, output, index=index: run.append(index))
-    result = layers(tokens, sequence(5), blocks=range(1, 2))
-    assert run == [1]
-    assert torch.equal(result, layers.blocks[1](tokens, sequence(5)))
-    assert layers(tokens, sequence(5), queries=slice(0, 1), blocks=range(3, 3)) is tokens
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "drop_path"])
@@ -147,38 +115,6 @@ def test_dropout_acts_after_both_layers_of_the_mlp(kind: type[nn.Module]) -> Non
 
 
 # Post-norm, layer scale, activations
-
-
-def layer_norm(x: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
-
-
-def test_a_post_norm_block_normalizes_each_sum() -> None:
-    layer, tokens = block(PostNormBlock, norm_eps=1e-2), random_images(2, 5, 16)
-    attended = layer_norm(tokens + layer.attention(tokens, sequence(5)), layer.norm1)
-    expected = layer_norm(attended + layer.mlp(attended), layer.norm2)
-    torch.testing.assert_close(layer(tokens, sequence(5)), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("norm", "kind"), [("pre", Block), ("post", PostNormBlock)])
-def test_the_config_selects_the_block(norm: str, kind: type[Block]) -> None:
-    assert {type(layer) for layer in encoder(norm=norm).blocks} == {kind}
-
-
-@pytest.mark.parametrize("kind", [Block, PostNormBlock])
-def test_layer_scale_multiplies_each_channel_of_each_branch(kind: type[Block]) -> None:
-    scaled, plain = block(kind, layer_scale=0.5), block(kind)
-    assert isinstance(scaled.scale1, LayerScale)
-    # A factor per channel of a branch equals the rows of its last layer multiplied by it.
-    weights = scaled.state_dict()
-    for scale, layer in (("scale1", "attention.proj"), ("scale2", "mlp.fc2")):
-        gamma = weights.pop(f"{scale}.gamma")
-        weights[f"{layer}.weight"] = gamma[:, None] * weights[f"{layer}.weight"]
-        weights[f"{layer}.bias"] = gamma * weights[f"{layer}.bias"]
-    plain.load_state_dict(weights)
-    tokens = random_images(2, 5, 16)
-    torch.testing.assert_close(scaled(tokens, sequence(5)), plain(tokens, sequence(5)), rtol=1e-5, atol=1e-5)
 
 
 def test_swiglu_gates_one_half_by_the_silu_of_the_other() -> None:

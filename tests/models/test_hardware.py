@@ -94,20 +94,11 @@ def test_a_cpu_has_bf16_if_it_has_bf16_units(monkeypatch: pytest.MonkeyPatch) ->
         assert hardware.has_bf16(torch.device("cpu")) is expected
 
 
-def test_auto_on_mps_is_fp32(units: str) -> None:
-    assert resolved(LARGE, 1024, "mps") == torch.float32
-
-
 def test_fp16_is_for_training_only() -> None:
     arguments = ("fp16", small_config(), torch.device("cuda"), 8)
     assert resolve_precision(*arguments, training=True) == torch.float16
     with pytest.raises(UserError, match="fp16"):
         resolve_precision(*arguments, training=False)
-
-
-def test_unknown_precision_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"'bf61'; nearest: bf16; it is one of auto, fp32, bf16"):
-        resolved(LARGE, 1, precision="bf61")
 
 
 @pytest.mark.parametrize(
@@ -175,8 +166,7 @@ def test_memory_settings_are_untouched_on_other_systems(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("tiles", "vectors", "units"),
-    [(True, True, "AMX"), (False, True, "AVX-512 BF16"), (False, False, None)],
+    ("tiles", "vectors", "units"), [(True, True, "AMX"), (False, True, "AVX-512 BF16"), (False, False, None)]
 )
 def test_best_units_of_a_cpu_are_named(
     monkeypatch: pytest.MonkeyPatch, tiles: bool, vectors: bool, units: str | None

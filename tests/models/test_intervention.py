@@ -1,6 +1,5 @@
 """Parts of a model switched off, beside equations 1 to 4 in float64, and beside zeroed weights."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -86,49 +85,6 @@ def test_logits_are_those_of_the_equations_in_float64(name: str, off: dict[str, 
     torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
 
 
-GLOBAL = [
-    name
-    for name, options in VARIANTS.items()
-    if not options.get("token_merging") and options.get("attention", "global") == "global"
-]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", GLOBAL)
-def test_patches_off_are_as_if_they_did_not_exist(name: str) -> None:
-    model = small_model(**VARIANTS[name]).double()
-    images = random_images(2, 3, *model.config.image_hw).double()
-    N = model.patch_embedding(images).shape[1]
-    with model.intervene(patches=[0, N - 1]):
-        found = model(images)
-    if model.config.embedding.relative:
-        assert not torch.allclose(found, model(images))
-        return  # whose biases `visible` does not select
-    visible = torch.arange(1, N - 1).expand(2, -1)
-    tokens = model.encode(model.prepare_tokens(images), model.grid_of(images), visible=visible)
-    torch.testing.assert_close(found, model.forward_head(model.norm(tokens)))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS)
-def test_heads_and_branches_off_are_as_zero_weights(name: str) -> None:
-    model = small_model(**VARIANTS[name])
-    images = random_images(2, model.config.in_channels, *model.config.image_hw)
-    other = copy.deepcopy(model)
-    with model.intervene(attention=[0], mlps=[1]):
-        found = model(images)
-    for block, part, norm in (
-        (other.encoder.blocks[0], "attention.proj", 1),
-        (other.encoder.blocks[1], "mlp.fc2", 2),
-    ):
-        ends = [block.get_submodule(part)]
-        if model.config.block.norm == "branch":
-            ends = [block.get_submodule(f"norm{norm}")]
-        for value in (value for end in ends for value in end.parameters()):
-            value.zero_()
-    torch.testing.assert_close(found, other(images))
-
-
 @pytest.mark.parametrize("off", SWITCHES)
 @pytest.mark.parametrize("name", ["plain", "mean", "rotary with registers", "window", "post-norm"])
 def test_heatmaps_and_the_lens_keep_their_places(name: str, off: dict[str, Any]) -> None:
@@ -212,12 +168,3 @@ def test_patches_are_not_off_beside_a_choice_of_visible_ones() -> None:
         pytest.raises(UserError, match=r"^5 of 16 patches are there: none can be off beside this choice"),
     ):
         model.encode(model.prepare_tokens(images), (4, 4), visible=torch.arange(5)[None])
-
-
-def test_parts_are_numbered_by_numpy_too() -> None:
-    model, images = small_model(depth=2), torch.randn(1, 3, 32, 32)
-    one = np.int64(1)
-    with model.intervene(layers=[one], heads=[(one, one)], patches=[one]):
-        logits = model(images)
-    with model.intervene(layers=[1], heads=[(1, 1)], patches=[1]):
-        assert torch.equal(model(images), logits)

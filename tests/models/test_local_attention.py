@@ -79,17 +79,6 @@ def test_joining_windows_undoes_splitting_them(
     assert torch.equal(split_windows(join_windows(again, grid, window), grid, window), again)
 
 
-def test_windows_go_row_by_row_and_so_do_their_patches() -> None:
-    numbers = torch.arange(24.0).view(1, 1, 24, 1)  # a grid of 4x6
-    windows = split_windows(numbers, (4, 6), (2, 3))[0, :, 0, :, 0]
-    assert windows.tolist() == [
-        [0, 1, 2, 6, 7, 8],
-        [3, 4, 5, 9, 10, 11],
-        [12, 13, 14, 18, 19, 20],
-        [15, 16, 17, 21, 22, 23],
-    ]
-
-
 @pytest.mark.parametrize("attention", ["window", "axial", "global"])
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
 @law_of_models

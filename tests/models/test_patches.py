@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import law, random_images, randomize, small_config
-from vitascope.models.patches import (
-    patch_embedding,
-    patchify,
-    unpatchify,
-)
+from vitascope.models.patches import patch_embedding, patchify, unpatchify
 from vitascope.models.resnet import ResNetFeatures
 from vitascope.models.resnet_config import ResNetConfig
 
@@ -109,76 +108,39 @@ def test_hybrid_patches_are_projected_features_of_the_resnet(dialect: str, patch
     assert embed(images).shape == (2, config.grid[0] * config.grid[1], 16)
 
 
-def test_the_config_selects_the_dialect_of_a_hybrid() -> None:
-    embeddings = [patch_embedding(small_config(resnet_dialect=name, **HYBRID)) for name in ("jax", "timm")]
-    assert [embed.resnet.root.norm.eps for embed in embeddings] == [1e-6, 1e-5]
-
-
-@law
-@given(
-    rows=st.integers(1, 4), columns=st.integers(1, 4), layers=st.sampled_from([(), (1,), (1, 1), (1, 1, 1)])
-)
-def test_the_patch_size_of_a_hybrid_counts_pixels(rows: int, columns: int, layers: tuple[int, ...]) -> None:
-    side = 4 * 2 ** max(0, len(layers) - 1)
-    image = (rows * side, columns * side)
-    config = small_config(
-        image_size=image, patch_size=side, stem="resnet", resnet_layers=layers, resnet_width=1
-    )
-    assert config.grid == (rows, columns)
-    assert patch_embedding(config)(random_images(1, 3, *image)).shape == (1, rows * columns, 16)
-
-
 TOKENIZER = {"stem": "tokenizer", "tokenizer_widths": (6, 4)}
 
 
-@pytest.mark.parametrize("patch", [2, 4, 8])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_tokenizer_is_convolution_relu_and_pooling_until_a_place_is_a_patch(patch: int, bias: bool) -> None:
-    config = small_config(**TOKENIZER | {"patch_size": patch}, patch_bias=bias)
-    tokenizer, maps = randomize(patch_embedding(config)), random_images(2, 3, 32, 24)
-    tokens = tokenizer(maps)
-    state = tokenizer.state_dict()
-    assert len(state) == 3 * (1 + bias)
-    for layer in range(3):
-        maps = F.conv2d(maps, state[f"{layer}.conv.weight"], state.get(f"{layer}.conv.bias"), padding=1)
-        maps = F.relu(maps)
-        if 2 ** (layer + 1) <= patch:
-            maps = F.max_pool2d(maps, kernel_size=3, stride=2, padding=1)
-    assert tokens.shape == (2, 32 * 24 // patch**2, 16)
-    torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("pooling", "patch"), [((0, 2), 2), ((0, 2), 4), ((1, 3), 4), ((1, 2, 3), 8)])
-def test_the_layers_of_tokenizer_pooling_halve_the_image(pooling: tuple[int, ...], patch: int) -> None:
-    config = small_config(
-        **{**TOKENIZER, "tokenizer_widths": (6, 4, 8), "tokenizer_pooling": pooling, "patch_size": patch}
-    )
+@pytest.mark.parametrize(
+    ("options", "pools"),
+    [
+        *(({"patch_size": 2**n, "patch_bias": bias}, range(n)) for n in (1, 2, 3) for bias in (False, True)),
+        *(
+            ({"tokenizer_widths": (6, 4, 8), "tokenizer_pooling": layers, "patch_size": patch}, pools)
+            for layers, patch, pools in (
+                ((0, 2), 2, (0,)),
+                ((0, 2), 4, (0, 2)),
+                ((1, 3), 4, (1, 3)),
+                ((1, 2, 3), 8, (1, 2, 3)),
+            )
+        ),
+        ({"tokenizer_activation": "gelu"}, range(3)),
+    ],
+)
+def test_a_tokenizer_is_convolution_pooling_and_activation_until_a_place_is_a_patch(
+    options: dict[str, Any], pools: Sequence[int]
+) -> None:
+    config = small_config(**TOKENIZER | options)
     tokenizer, maps = randomize(patch_embedding(config)), random_images(2, 3, 32, 24)
     tokens, state = tokenizer(maps), tokenizer.state_dict()
-    pools = pooling[: patch.bit_length() - 1]
-    for layer in range(4):
-        maps = F.relu(F.conv2d(maps, state[f"{layer}.conv.weight"], state[f"{layer}.conv.bias"], padding=1))
+    layers = len(config.option("tokenizer_widths")) + 1
+    assert len(state) == layers * (1 + config.embedding.patch_bias)
+    for layer in range(layers):
+        maps = F.conv2d(maps, state[f"{layer}.conv.weight"], state.get(f"{layer}.conv.bias"), padding=1)
         if layer in pools:
             maps = F.max_pool2d(maps, kernel_size=3, stride=2, padding=1)
+        maps = F.gelu(maps) if "tokenizer_activation" in options else F.relu(maps)
     torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
-
-
-def test_a_tokenizer_with_gelu_pools_before_it() -> None:
-    tokenizer = randomize(patch_embedding(small_config(**TOKENIZER, tokenizer_activation="gelu")))
-    maps = random_images(2, 3, 16, 24)
-    tokens, state = tokenizer(maps), tokenizer.state_dict()
-    for layer in range(3):
-        maps = F.conv2d(maps, state[f"{layer}.conv.weight"], state[f"{layer}.conv.bias"], padding=1)
-        maps = F.gelu(F.max_pool2d(maps, kernel_size=3, stride=2, padding=1))
-    torch.testing.assert_close(tokens, maps.flatten(2).mT, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [(8, 8), (8, 40), (24, 16)])
-def test_a_tokenizer_takes_any_multiple_of_its_patch(size: tuple[int, int]) -> None:
-    config = small_config(**TOKENIZER, image_size=size)
-    gh, gw = config.grid
-    assert (gh * 8, gw * 8) == size
-    assert patch_embedding(config)(random_images(2, 3, *size)).shape == (2, gh * gw, 16)
 
 
 def test_tokens_of_a_tokenizer_stay_bf16_under_autocast() -> None:

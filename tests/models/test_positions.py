@@ -14,15 +14,8 @@ from vitascope.models.encoder import PatchDropout
 from vitascope.models.options import Positions as Kind
 from vitascope.models.options import Resample
 from vitascope.models.patches import patchify, unpatchify
-from vitascope.models.positions import (
-    Layout,
-    Positions,
-    resample_grid,
-    resample_positions,
-    sincos_table,
-    workplace,
-)
-from vitascope.models.relations import position_embedding, rotary_table
+from vitascope.models.positions import Positions, resample_grid, resample_positions, workplace
+from vitascope.models.relations import position_embedding
 
 KINDS, RULES = get_args(Kind), get_args(Resample)
 SINCOS = ("sincos_1d", "sincos_2d", "sincos_2d_big_vision")
@@ -50,13 +43,6 @@ def random_positions(grid: tuple[int, int], prefix: int, seed: int = 0) -> torch
 
 
 # Interpolation
-
-
-@law
-@given(grid=GRIDS, prefix=PREFIX, rule=RULE)
-def test_resampling_to_the_same_grid_changes_nothing(grid: tuple[int, int], prefix: int, rule: str) -> None:
-    positions = random_positions(grid, prefix)
-    assert torch.equal(resample_positions(positions, grid, grid, prefix, rule), positions)
 
 
 @law
@@ -89,13 +75,6 @@ def test_one_column_is_resampled_as_one_row(rule: str, old: tuple[int, int], len
     torch.testing.assert_close(resample_positions(positions, old, (length, 1), 0, rule), expected)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_resampling_keeps_the_dtype(dtype: torch.dtype, rule: str) -> None:
-    positions = random_positions((4, 4), 1).to(dtype)
-    assert resample_positions(positions, (4, 4), (6, 5), 1, rule).dtype == dtype
-
-
 # The positions that each kind adds, and their tokens
 
 
@@ -124,38 +103,10 @@ def test_a_table_is_added_to_the_patches_and_if_learned_to_the_prefix(
         assert torch.equal(table, layer.weight)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_positions_do_not_change_the_dtype_of_the_tokens(kind: str, dtype: torch.dtype) -> None:
-    layer = embedding(kind)
-    for grid in ((3, 5), (2, 2)):
-        tokens = torch.zeros(1, 1 + grid[0] * grid[1], 16, dtype=dtype)
-        assert layer(tokens, grid).dtype == dtype
-
-
 def test_learned_2d_positions_are_rows_plus_columns() -> None:
     layer = embedding("learned_2d")
     for number, (row, column) in enumerate(by_loops.places((3, 5))):
         assert torch.equal(layer.table((3, 5))[0, number], layer.rows[0, row] + layer.columns[0, column])
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_positions_are_interpolated_to_another_grid(rule: str) -> None:
-    layer = embedding("learned", (4, 4), resample=rule)
-    tokens = random_images(2, 1 + 5 * 3, 16)
-    added = resample_positions(layer.weight, (4, 4), (5, 3), 1, rule)
-    assert torch.equal(layer(tokens, (5, 3)), tokens + added)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_each_axis_is_interpolated_along_itself(rule: str) -> None:
-    layer = embedding("learned_2d", (4, 3), resample=rule)
-    rows, columns = (
-        resample_grid(axis.mT[:, :, None], (1, length), rule)[0, :, 0]  # (D, length)
-        for axis, length in ((layer.rows, 6), (layer.columns, 5))
-    )
-    expected = (rows[:, :, None] + columns[:, None]).flatten(1).mT
-    torch.testing.assert_close(layer.table((6, 5))[0], expected)
 
 
 def test_gradients_reach_the_positions_through_the_interpolation() -> None:
@@ -246,21 +197,6 @@ def test_mixed_frequencies_start_as_axial_ones_turned_by_one_angle_per_head() ->
     assert (x / lengths)[..., 0].unique().numel() == 6
 
 
-@pytest.mark.parametrize("kind", ["relative_by_block", "rotary_mixed"])
-def test_each_block_has_positions_of_its_own(kind: str) -> None:
-    model, images = small_model(positions=kind, pool="mean"), random_images(2, 3, 32, 32)
-    expected = model(images)
-    (parameter,) = [
-        it for name, it in model.positions.named_parameters() if name in ("offsets", "frequencies")
-    ]
-    axis = 0 if kind == "relative_by_block" else 1
-    for block in range(3):
-        kept = parameter.detach().clone()
-        parameter.data.select(axis, block).add_(random_images(*parameter.select(axis, block).shape))
-        assert (model(images) - expected).abs().max() > 1e-4
-        parameter.data.copy_(kept)
-
-
 @pytest.mark.parametrize("kind", ["rotary_axial", "relative"])
 def test_absolute_positions_are_added_beside_relative_or_rotary_ones(kind: str) -> None:
     model, images = small_model(positions=kind, absolute="patches"), random_images(2, 3, 32, 32)
@@ -306,14 +242,6 @@ def test_the_relative_bias_of_a_window_is_that_of_the_grid(
         assert torch.equal(inside[0], everywhere[:, tokens][:, :, tokens])
 
 
-def test_the_offsets_of_another_grid_are_interpolated() -> None:
-    layer = embedding("relative", (2, 3), resample="huggingface")
-    offsets = resample_grid(layer.offsets[None], (7, 9), "huggingface")[0].detach().numpy()
-    bias = layer.layout((4, 5), CPU).biases[4, 5][0].detach().numpy()
-    expected = by_loops.relative_bias(offsets, layer.prefix.detach().numpy(), (4, 5), 1)
-    np.testing.assert_allclose(bias, expected, rtol=1e-5, atol=1e-6)
-
-
 # In the model
 
 
@@ -350,9 +278,10 @@ def test_another_grid_on_the_fly_equals_resizing(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_resizing_keeps_the_dtype_of_the_parameters(kind: str, dtype: torch.dtype) -> None:
-    layer = embedding(kind).to(dtype)
-    layer.resize((4, 4))
+def test_tokens_and_parameters_keep_their_dtype(kind: str, dtype: torch.dtype) -> None:
+    layer = embedding(kind)
+    assert layer(torch.zeros(1, 16, 16, dtype=dtype), (3, 5)).dtype == dtype
+    layer.to(dtype).resize((4, 4))
     assert {parameter.dtype for parameter in layer.parameters()} <= {dtype}
 
 
@@ -367,19 +296,6 @@ def test_resizing_keeps_requires_grad(kind: str, trainable: bool) -> None:
         biases = sum(bias.sum() for bias in layer.layout((4, 4), CPU).biases.values())
         (layer(torch.ones(1, 17, 16), (4, 4)).sum() + biases).backward()
         assert all(parameter.grad.abs().min() > 0 for parameter in layer.parameters())
-
-
-def test_resizing_to_its_own_grid_keeps_the_parameter_objects() -> None:
-    for kind in KINDS:
-        layer = embedding(kind)
-        before = dict(layer.named_parameters())
-        layer.resize((3, 5))
-        assert all(value is before[name] for name, value in layer.named_parameters())
-
-
-def test_selection_keeps_a_layout_without_rotation_and_bias() -> None:
-    layout = Layout((3, 5), 1)
-    assert layout.select(torch.tensor([[0, 1]])) is layout
 
 
 @law
@@ -422,12 +338,6 @@ def test_a_model_runs_after_another_was_exported(kind: str) -> None:
     assert type(small_model(**options)(images).detach()) is torch.Tensor
 
 
-def test_tables_are_computed_once_per_grid() -> None:
-    assert rotary_table((3, 5), 16, 100.0) is rotary_table((3, 5), 16, 100.0)
-    assert sincos_table("sincos_2d", (3, 5), 16) is sincos_table("sincos_2d", (3, 5), 16)
-    assert sincos_table("sincos_2d", (3, 5), 16) is not sincos_table("sincos_2d", (5, 3), 16)
-
-
 @pytest.mark.parametrize("kind", [*SINCOS, "rotary"])
 def test_a_table_is_copied_to_a_device_once(kind: str) -> None:
     model = small_model(positions=kind, image_size=(16, 136)).to("meta")  # a device that is not the CPU
@@ -460,9 +370,7 @@ def test_sincos_tables_are_cached_in_each_dtype_of_the_tokens(kind: str) -> None
         assert kept is layer.table_for(tokens.to(dtype), (3, 5))
 
 
-def test_tables_are_computed_on_a_gpu_only_while_compiling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tables_are_computed_on_a_gpu_only_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     assert workplace(gpu) == CPU
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)

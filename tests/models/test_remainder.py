@@ -8,9 +8,7 @@ from tests.models import random_images, small_config, small_model
 from vitascope.analysis.explain.inputs import seen_hw
 from vitascope.deploy.predict.predictor import Predictor
 from vitascope.errors import UserError
-from vitascope.explain import METHODS
 from vitascope.models.config import ViTConfig
-from vitascope.models.patches import patchify
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.transfer import adapted
@@ -47,11 +45,6 @@ def test_new_models_reject_a_remainder(options: dict[str, object]) -> None:
         small_config(image_size=37, **options)
 
 
-def test_an_image_smaller_than_a_patch_is_rejected() -> None:
-    with pytest.raises(UserError, match="image 6x45 is not a multiple of patch 7x8; nearest: 7x48"):
-        small_config(**{**CUT, "image_size": (6, 45)})
-
-
 @pytest.mark.parametrize("stem", ["resnet", "tokenizer"])
 def test_only_a_convolution_cuts(stem: str) -> None:
     with pytest.raises(UserError, match=f'remainder "cut".*{stem}'):
@@ -76,19 +69,6 @@ def test_resized_to_what_it_sees_a_model_is_the_same() -> None:
     torch.testing.assert_close(model(images[:, :, :35, :40]), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match="38x45"):
         model(images)
-
-
-def test_patchify_leaves_out_the_rest() -> None:
-    images = random_images(2, 3, 38, 45)
-    assert torch.equal(patchify(images, (7, 8)), patchify(images[:, :, :35, :40], (7, 8)))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_heatmap_covers_what_the_patches_tile(method: str, cutting: VisionTransformer) -> None:
-    images = random_images(1, 3, 38, 45)
-    heatmap = METHODS[method](cutting, images)
-    assert heatmap.shape == (1, 5, 5)
-    assert torch.equal(heatmap, METHODS[method](cutting, images[:, :, :35, :40]))
 
 
 def test_pictures_show_the_heatmap_over_what_the_patches_tile(cutting: VisionTransformer) -> None:

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models import VARIANTS, random_images, small_config, small_model
+from tests.models import random_images, small_config, small_model
 from vitascope.errors import UserError
-from vitascope.models.trace import Trace
 from vitascope.models.vit import VisionTransformer
 
 
@@ -108,32 +107,7 @@ def test_images_of_a_wrong_shape_are_rejected_with_the_numbers(shape: tuple[int,
             run(torch.zeros(shape))
 
 
-def test_windows_that_do_not_tile_an_image_are_rejected_with_the_numbers() -> None:
-    model = small_model(attention="window", window=2)
-    with pytest.raises(UserError, match="a grid of 4x5 patches is not a multiple of the window 2x2"):
-        model(random_images(1, 3, 32, 40))
-
-
 # Starting from given patch embeddings
-
-
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_the_model_continues_from_patch_embeddings_and_from_tokens(pool: str) -> None:
-    model, images = small_model(pool=pool, num_registers=1), random_images(2, 3, 32, 48)
-    z0 = model.prepare_tokens(images, patches=model.patch_embedding(images))
-    assert torch.equal(z0, model.prepare_tokens(images))
-    zL = model.encode(z0, (4, 6))
-    assert torch.equal(model.norm(zL), model.forward_features(images))
-    first = model.encode(z0, (4, 6), queries=slice(0, 1))
-    torch.testing.assert_close(first, zL[:, :1])
-
-
-def test_a_trace_keeps_the_given_embeddings() -> None:
-    model, trace = small_model(), Trace()
-    patches = random_images(2, 16, 16)
-    z0 = model.prepare_tokens(random_images(2, 3, 32, 32), trace, patches)
-    assert torch.equal(trace["patch_embeddings"], patches)
-    assert torch.equal(trace["embeddings"], z0)
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
@@ -164,122 +138,12 @@ def test_the_sequence_is_class_token_distillation_token_registers_patches() -> N
     assert tokens.shape == (2, 1 + 1 + 2 + 16, 16)
 
 
-def test_the_embedding_norm_follows_the_positions() -> None:
-    plain, normed = small_model(), small_model(embedding_norm=True)
-    weights = {name: value for name, value in normed.state_dict().items() if "embedding_norm" not in name}
-    plain.load_state_dict(weights)
-    images = random_images(2, 3, 32, 32)
-    expected = layer_norm(
-        plain.prepare_tokens(images).detach().numpy(),
-        normed.embedding_norm.weight.detach().numpy(),
-        normed.embedding_norm.bias.detach().numpy(),
-        1e-6,
-    )
-    np.testing.assert_allclose(normed.prepare_tokens(images).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_the_embedding_norm_follows_the_dropout() -> None:
     model = small_model(embedding_norm=True, dropout=0.5).train()
     assert (model.prepare_tokens(random_images(2, 3, 32, 32)) != 0).all()
 
 
 # Every option
-
-
-variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-
-
-@variants
-def test_a_trace_has_the_values_of_the_forward_pass(options: dict[str, Any]) -> None:
-    model, images = small_model(**options), random_images(2, 3, 32, 32)
-    T, heads = model.config.num_tokens, model.config.num_heads
-    first, last = model.forward_intermediates(images, [0, -1])
-    (plain,) = model.forward_intermediates(images, [0], norm=False)
-    for attention in (False, True):
-        trace = model.trace(images, attention=attention)
-        for name, expected in (
-            ("patch_embeddings", model.patch_embedding(images)),
-            ("embeddings", model.prepare_tokens(images)),
-            ("block0", plain),
-            ("features", model.forward_features(images)),
-            ("pooled", model.embed(images)),
-            ("logits", model(images)),
-        ):
-            torch.testing.assert_close(trace[name], expected, rtol=1e-4, atol=1e-5, msg=name)
-        torch.testing.assert_close(first, model.norm(trace["block0"]), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(last, trace["features"], rtol=1e-4, atol=1e-5)
-    assert trace["features"].shape == (2, T, 16)
-    assert trace["pooled"].shape == (2, 16 * model.config.readout.num_pooled)
-    assert len(trace.attention) == 3
-    for weights in trace.attention:
-        assert weights.shape == (2, heads, T, T)
-        assert weights.min() >= 0
-        torch.testing.assert_close(weights.sum(-1), torch.ones(2, heads, T))
-
-
-@variants
-def test_forward_head_pools_and_classifies_the_features(options: dict[str, Any]) -> None:
-    model, images, trace = small_model(**options), random_images(2, 3, 32, 32), Trace()
-    features = model.forward_features(images)
-    logits = model.forward_head(features, trace)
-    torch.testing.assert_close(model.pool_features(features), model.embed(images))
-    torch.testing.assert_close(logits, model(images))
-    assert list(trace.values) == ["pooled", "logits"]
-    assert trace["logits"] is logits
-    of_read = model.forward_head(model.forward_features(images, queries=model.pool.queries))
-    torch.testing.assert_close(of_read, logits)
-
-
-@variants
-def test_a_loss_has_a_gradient_in_every_parameter(options: dict[str, Any]) -> None:
-    model = small_model(**options).train()
-    torch.manual_seed(0)
-    model(random_images(4, 3, 32, 32)).square().sum().backward()
-    unused = [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
-    # A softmax of scores does not depend on their bias: its gradient is zero but for rounding.
-    assert set(unused) <= {"pool.score.bias"}
-
-
-@variants
-def test_another_image_size_is_accepted(options: dict[str, Any]) -> None:
-    model, images = small_model(**options), random_images(2, 3, 48, 32)
-    grid = model.config.grid_of((48, 32))
-    T = model.config.num_prefix_tokens + grid[0] * grid[1]
-    assert grid != model.config.grid
-    assert model.forward_features(images).shape == (2, T, 16)
-    on_the_fly = model(images)
-    assert on_the_fly.isfinite().all()
-    model.resize((48, 32))
-    assert model.config == small_config(**options, image_size=(48, 32))
-    torch.testing.assert_close(model(images), on_the_fly, rtol=1e-4, atol=1e-5)
-
-
-@variants
-def test_weights_restore_the_same_model(options: dict[str, Any]) -> None:
-    model, again = small_model(**options), small_model(seed=5, **options)
-    images = random_images(2, 3, 32, 32)
-    assert not torch.equal(again(images), model(images))
-    again.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(again(images), model(images))
-    parameters = {name for name, _ in model.named_parameters()}
-    assert set(model.state_dict()) == parameters  # nothing but parameters is stored
-
-
-@variants
-def test_each_image_is_classified_independently_with_every_option(options: dict[str, Any]) -> None:
-    model, images = small_model(**options), random_images(3, 3, 32, 32)
-    alone = torch.cat([model(image[None]) for image in images])
-    torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
-
-
-@variants
-def test_a_batch_without_images_has_no_logits_and_a_gradient_of_zero(options: dict[str, Any]) -> None:
-    model = small_model(**options).train()
-    logits = model(random_images(0, 3, 32, 32))
-    assert logits.shape == (0, model(random_images(2, 3, 32, 32)).shape[1])
-    logits.sum().backward()
-    gradients = [parameter.grad for parameter in model.parameters()]
-    assert not any(gradient.any() for gradient in gradients if gradient is not None)
 
 
 # Precision
@@ -371,16 +235,6 @@ def test_blocks_after_the_last_layer_that_is_asked_for_are_not_run() -> None:
     assert not torch.equal(found[0], found[1])
     assert model.forward_intermediates(random_images(1, 3, 32, 32), []) == []
     assert ran == [0, 1]
-
-
-def test_feature_map_has_each_patch_at_its_place() -> None:
-    model = small_model(image_size=(24, 16), patch_size=8, num_registers=2).eval()
-    images = torch.randn(2, 3, 24, 16)
-    tokens = model.forward_features(images)
-    found = model.feature_map(images)
-    assert found.shape == (2, model.config.embed_dim, 3, 2)
-    assert torch.equal(found[:, :, 2, 1], tokens[:, -1])
-    assert torch.equal(found[:, :, 0, 1], tokens[:, model.config.num_prefix_tokens + 1])
 
 
 @pytest.mark.parametrize("norm", [True, False])

@@ -23,10 +23,7 @@ from vitascope.models.vit import VisionTransformer
 pytest.importorskip("timm", reason="timm is not installed (vitascope[peers])")
 peer = pytest.importorskip("pytorch_grad_cam", reason="grad-cam is not installed (vitascope[peers])")
 
-TOOLS: dict[Variant, Any] = {
-    "grad-cam": peer.GradCAM,
-    "layer-cam": peer.LayerCAM,
-}
+TOOLS: dict[Variant, Any] = {"grad-cam": peer.GradCAM, "layer-cam": peer.LayerCAM}
 CLASSES = [3, 0]
 
 
@@ -74,12 +71,3 @@ def test_maps_equal_pytorch_grad_cam(case: str, part: str, variant: Variant, tmp
     assert heat.shape == expected.shape == (2, 4, 4)
     heat = heat - heat.min(axis=(1, 2), keepdims=True)  # as that tool scales its maps
     np.testing.assert_allclose(heat / heat.max(axis=(1, 2), keepdims=True), expected, atol=1e-3)
-
-
-def test_an_earlier_layer_is_the_same_layer(tmp_path: Path) -> None:
-    ours, theirs = models("timm's own test model", tmp_path)
-    images = images_for(ours.config)
-    expected = by_the_tool(peer.LayerCAM, theirs, theirs.blocks[1].norm1, images)
-    heat = grad_cam(ours, images, CLASSES, layer=1, variant="layer-cam").numpy()
-    heat = heat - heat.min(axis=(1, 2), keepdims=True)
-    np.testing.assert_allclose(heat / heat.max(axis=(1, 2), keepdims=True), expected, atol=1e-4)

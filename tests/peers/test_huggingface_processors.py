@@ -138,11 +138,6 @@ def test_unsupported_processors_are_rejected(told: dict[str, Any], reason: str) 
         read_preprocess(told)
 
 
-def test_equal_statistics_apply_to_one_channel() -> None:
-    ours = read_preprocess({"image_mean": [0.5, 0.5, 0.5]}, in_channels=1)
-    assert (ours.channels, ours.mean, ours.std) == (1, (0.5,), (0.5,))
-
-
 @pytest.mark.parametrize(
     ("kind", "resize", "resize_to", "interpolation", "mean"),
     [

@@ -11,14 +11,7 @@ from vitascope.data.mixing import Mixing
 
 timm_mixup = pytest.importorskip("timm.data.mixup", reason="timm is not installed (vitascope[peers])")
 
-ORDER = [
-    0,
-    2,
-    4,
-    5,
-    3,
-    1,
-]  # timm pairs the first with the last, and so on inwards; ours are neighbours
+ORDER = [0, 2, 4, 5, 3, 1]  # timm pairs the first with the last, and so on inwards; ours are neighbours
 
 
 def soft_targets(labels: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:

@@ -60,11 +60,7 @@ def test_timm_rule_equals_timm(old: Grid, new: Grid, prefix: int) -> None:
 
 # Our rule for each family of transformers. Its Dinov2 has neither the offset of the original nor,
 # unlike its Dinov2WithRegisters, antialiasing.
-HUGGINGFACE = {
-    "vit": "huggingface",
-    "dinov2": "huggingface",
-    "dinov2_with_registers": "timm",
-}
+HUGGINGFACE = {"vit": "huggingface", "dinov2": "huggingface", "dinov2_with_registers": "timm"}
 
 
 def huggingface_embeddings(family: str, grid: Grid) -> nn.Module:

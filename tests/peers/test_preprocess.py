@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.models import small_model, with_preprocess
 from tests.peers.comparison import relative_error
-from tests.peers.pictures import OF_ANY_MODE, PICTURES, picture
+from tests.peers.pictures import OF_ANY_MODE, PICTURES
 from vitascope.models.config import ViTConfig
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.sizes import named_config
@@ -101,11 +101,6 @@ def test_transparent_pictures_are_on_white_not_as_in_timm() -> None:
     told = {"input_size": (3, 9, 9), "crop_pct": 1.0}
     assert (read_timm(told).pixels(hidden) == 255).all()
     assert timm_transform(told)(hidden.convert("RGB")).max() < 0
-
-
-def test_very_long_strip_is_resized_as_in_timm() -> None:
-    told = {"input_size": (3, 56, 56), "crop_pct": 0.875}
-    assert_same(read_timm(told), timm_transform(told), [picture(1, 1000)])
 
 
 # --- transformers, on its PIL backend
@@ -293,34 +288,3 @@ def test_converted_model_with_its_librarys_transform_has_our_logits(case: str, t
     for one in PICTURES[:2] + PICTURES[6:10]:
         expected = ours(fit.normalize(torch.from_numpy(fit.pixels(one))[None]))
         assert relative_error(model(transform(one)[None]), expected) < 1e-5, one.size
-
-
-@pytest.mark.parametrize("to", ["timm", "huggingface"])
-@torch.no_grad()
-def test_convert_reports_the_effect_of_an_unsupported_preprocessing_rule(to: str, tmp_path: Path) -> None:
-    fit = Preprocess(image_size=(32, 32), crop_pct=0.875)
-    ours = from_pretrained(own_folder(tmp_path / "ours", fit))
-    done = convert(tmp_path / "ours", tmp_path / "theirs", format=to, images=PICTURES[:2])
-    model, transform = OPENED[to](tmp_path / "theirs")
-    differences = [
-        model(transform(one)[None]) - ours(fit.normalize(torch.from_numpy(fit.pixels(one))[None]))
-        for one in PICTURES[:2]
-    ]
-    assert done.prepared is not None
-    assert done.prepared.difference == pytest.approx(float(torch.cat(differences).abs().max()), rel=1e-3)
-    assert done.prepared.difference > 100 * done.parity.difference
-
-
-def test_loaded_model_is_saved_with_its_librarys_preprocessing(tmp_path: Path) -> None:
-    """Without `preprocess=`, whose default mean and std of 0.5 would be wrong for this model."""
-    peer = timm.create_model(
-        "deit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=64, num_heads=1, depth=1, num_classes=5
-    )
-    timm.models.save_for_hf(peer, tmp_path / "deit")
-    save_pretrained(from_pretrained(tmp_path / "deit"), tmp_path / "ours")
-    found = from_pretrained(tmp_path / "ours").preprocess
-    assert (found.mean, found.std) == (IMAGENET["mean"], IMAGENET["std"])
-    assert found == from_pretrained(tmp_path / "deit").preprocess
-    save_pretrained(from_pretrained(tmp_path / "ours"), tmp_path / "back", format="timm")
-    config = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).pretrained_cfg
-    assert (tuple(config["mean"]), config["crop_pct"]) == (IMAGENET["mean"], peer.pretrained_cfg["crop_pct"])

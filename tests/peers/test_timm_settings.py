@@ -14,7 +14,7 @@ from PIL import Image
 from tests.data import noise
 from tests.models import law, random_images, small_config, small_model
 from tests.peers.comparison import relative_error
-from tests.peers.timm_models import SMALL, TIMM, assert_same_state, in_timm, loaded, opened, peer_model, saved
+from tests.peers.timm_models import SMALL, TIMM, in_timm, loaded, opened, peer_model, saved
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
 from vitascope.models.preprocess import Preprocess
@@ -126,16 +126,6 @@ def test_statistics_of_other_channel_counts_equal_timm(tmp_path: Path) -> None:
         assert preprocess.std == pytest.approx(expected["std"])
 
 
-def test_a_file_without_settings_has_the_preprocessing_of_the_paper(tmp_path: Path) -> None:
-    source = dataclasses.replace(saved(peer_model("ViT"), tmp_path), config={})
-    config = TIMM.read_config(source)
-    assert config == TIMM.read_config(opened(tmp_path))
-    expected = timm.get_pretrained_cfg("vit_tiny_patch16_224").to_dict() | {"input_size": (3, 64, 64)}
-    assert agrees(
-        TIMM.read_preprocess(source, config), timm.data.resolve_data_config(pretrained_cfg=expected)
-    )
-
-
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
@@ -199,29 +189,6 @@ def test_timm_computes_our_mlp_width_from_the_ratio(embed_dim: int, mlp_dim: int
     )
     ratio = settings(config, default_preprocess(config))["model_args"]["mlp_ratio"]
     assert int(embed_dim * ratio) == mlp_dim * (2 if mlp == "swiglu" else 1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"distillation_token": True},
-        {"stem": "resnet", "resnet_layers": ()},
-        {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "image_size": 32, "patch_size": 32},
-    ],
-)
-def test_timm_adapts_our_folders_to_other_channels_and_classes(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    ours = small_model(resnet_dialect="timm", **options)
-    before = in_timm(ours, tmp_path).state_dict()
-    peer = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, in_chans=1, num_classes=7)
-    after = peer.state_dict()
-    [first] = [name for name in after if after[name].shape[1:2] == (1,) and after[name].ndim == 4]
-    assert torch.allclose(after.pop(first), before[first].sum(dim=1, keepdim=True), atol=1e-6)
-    heads = {name: after.pop(name) for name in list(after) if name.startswith("head")}
-    assert {len(tensor) for tensor in heads.values()} == {7}
-    assert_same_state(after, {name: before[name] for name in after})
 
 
 JUNK = st.recursive(

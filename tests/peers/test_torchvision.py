@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.contracts.family import Answer, Example, Library, check_family, check_misshapen, load
-from tests.models import random_images, randomize, small_config
+from tests.models import random_images, randomize
 from tests.peers.comparison import relative_error
 from tests.uninitialized import uninitialized
 from vitascope.models.sizes import named_config
@@ -149,12 +149,6 @@ def test_published_files_have_torchvisions_models_and_preprocessing(weights: Any
     assert found.resize_to == tuple(published.resize_size * 2)
     assert found.interpolation == published.interpolation.value
     assert (found.mean, found.std, found.resize) == (tuple(published.mean), tuple(published.std), "crop")
-
-
-def test_file_of_another_name_has_the_default_preprocessing() -> None:
-    config = small_config(image_size=320, patch_size=16)
-    found = FAMILY.read_preprocess(Source(name="mine/vit_l_16-mine.pth", tensors={}), config)
-    assert (found.image_size, found.resize_to, found.interpolation) == ((320, 320), (366, 366), "bilinear")
 
 
 def test_unsupported_models_are_rejected_with_the_reason(tmp_path: Path) -> None:

@@ -11,13 +11,7 @@ from torch import Tensor
 from tests.analysis.explain import MODELS, heatmap, shares
 from tests.models import random_images, small_model
 from vitascope import explain
-from vitascope.analysis.explain.attention import (
-    AttentionStream,
-    head_maps,
-    patch_attention,
-    stream_attention,
-    to_heatmap,
-)
+from vitascope.analysis.explain.attention import head_maps, patch_attention, stream_attention
 from vitascope.models.vit import VisionTransformer
 
 # --- attention
@@ -85,13 +79,6 @@ def fails(module: Any, inputs: Any) -> None:
     raise AssertionError("a block runs that nothing needs")
 
 
-def test_model_that_attends_to_no_patch_has_a_map_of_zeros() -> None:
-    model = small_model(num_registers=1)
-    rows = torch.zeros(2, 18, 18)
-    rows[:, :, 1] = 1  # all tokens attend to the register
-    assert torch.equal(to_heatmap(model, random_images(2, 3, 32, 32), rows), torch.zeros(2, 4, 4))
-
-
 # --- heads
 
 
@@ -152,12 +139,3 @@ def test_last_block_yields_only_the_pooled_rows(read: slice) -> None:
     assert traced is not None
     assert [weights.shape for weights in handed[:-1]] == [(2, 2, 18, 18)] * 2
     torch.testing.assert_close(handed[-1], traced[-1][:, :, read])
-
-
-def test_nothing_else_is_kept() -> None:
-    model, images = small_model(), random_images(2, 3, 32, 32)
-    stream = AttentionStream(lambda weights: None)
-    model.forward_features(images, stream)
-    assert stream.values == {}
-    assert stream.attended == []
-    assert stream.attention == []

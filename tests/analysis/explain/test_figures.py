@@ -16,6 +16,7 @@ from tests.models import labelling_model, small_model, with_preprocess
 from vitascope import explain
 from vitascope.analysis.explain import plots
 from vitascope.analysis.explain.figures import VIEWS, draw
+from vitascope.analysis.explain.inputs import as_images
 from vitascope.analysis.explain.methods import METHODS
 from vitascope.analysis.explain.pictures import Picture, overlay
 from vitascope.errors import UserError
@@ -91,7 +92,7 @@ def test_several_pictures_share_a_figure_with_a_title(arguments: dict[str, Any],
 
 def test_grid_marks_predictions_that_differ_from_the_truth() -> None:
     model = model_with_preprocess()
-    guesses = [str(int(model(explain.inputs.as_images(model, each)).argmax())) for each in PICTURES]
+    guesses = [str(int(model(as_images(model, each)).argmax())) for each in PICTURES]
     figure = draw(model, PICTURES, "attention", truths=[guesses[0], "dog"])
     first, second = (text.get_text() for text in figure.axes[0].texts)
     assert first.startswith(f"{guesses[0]} ")
@@ -160,10 +161,7 @@ def test_unreadable_pictures_of_several_are_left_out_with_a_warning(caplog: pyte
         ({"method": "heads"}, "heads is of one picture: not 0"),
         ({"method": "rollout"}, "rollout is of one picture or more: not 0"),
         ({"method": "heads", "pictures": PICTURES}, "heads is of one picture: not 2"),
-        (
-            {"method": "filters", "pictures": PICTURES},
-            "filters is of the model alone: leave out the pictures",
-        ),
+        ({"method": "filters", "pictures": PICTURES}, "filters is of the model alone: leave out the"),
         ({"method": "features", "pictures": PICTURES, "head": 0}, "head does not apply to features"),
         ({"method": "filters", "target": 1}, "target does not apply to filters"),
     ],

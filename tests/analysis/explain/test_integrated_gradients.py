@@ -98,13 +98,3 @@ def test_heat_of_a_cell_is_the_sum_over_its_pixels_and_colours(build: Any, optio
             sums[:, cell[0], cell[1]] += pixels[:, :, y, x].double().sum(dim=1).numpy()
     expected = sums.clip(min=0) / sums.max(axis=(1, 2), keepdims=True)
     np.testing.assert_allclose(heat, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_model_never_gets_more_images_than_the_batch_size(batch_size: int) -> None:
-    model = small_model()
-    given = []
-    model.patch_embedding.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
-    integrated_gradients(model, images_of(model, 5), steps=7, batch_size=batch_size)
-    assert max(given) <= batch_size
-    assert sum(given) == 5 + 5 * 7  # each image once, and once for each step

@@ -32,7 +32,6 @@ from vitascope.models.vit import VisionTransformer
 
 
 SHAPES = [{}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
-STEMS = {name: VARIANTS[name] for name in ("resnet", "overlapping patches, stride 8x4")}
 
 of_every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 
@@ -88,24 +87,6 @@ def test_distance_is_the_mean_under_the_traced_weights(
     assert not reached.requires_grad
     np.testing.assert_allclose(reached, directly(model, images), rtol=1e-5)
     assert uniform_distance(model, images) == pytest.approx(between(model.config).mean())
-
-
-@pytest.mark.parametrize("options", STEMS.values(), ids=STEMS)
-def test_distance_is_in_pixels_whatever_the_stem(options: dict[str, Any]) -> None:
-    model = small_model(**({"image_size": (16, 48)} | options))
-    images = images_of(model)
-    np.testing.assert_allclose(attention_distance(model, images), directly(model, images), rtol=1e-5)
-    assert uniform_distance(model, images) == pytest.approx(between(model.config).mean())
-
-
-def test_distances_depend_on_the_given_images() -> None:
-    model = small_model()
-    images = random_images(2, 3, 48, 16)
-    reached = attention_distance(model, images)
-    expected = uniform_distance(model, images)
-    model.resize((48, 16))
-    torch.testing.assert_close(attention_distance(model, images), reached)
-    assert expected == pytest.approx(between(model.config).mean())
 
 
 def test_images_have_equal_weight_in_any_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,14 +214,6 @@ def test_similarity_is_the_cosine_of_position_embeddings(
     assert similarity.abs().max() <= 1
 
 
-def test_half_precision_model_has_float32_similarity() -> None:
-    model = small_model()
-    expected = position_similarity(model)
-    similarity = position_similarity(model.to(torch.bfloat16))
-    assert similarity.dtype == torch.float32
-    torch.testing.assert_close(similarity, expected, atol=0.02, rtol=0)
-
-
 def test_zero_embedding_has_zero_similarity() -> None:
     model = small_model(pool="mean", image_size=(8, 24))
     weight = model.get_parameter("positions.weight")
@@ -337,19 +310,6 @@ def test_colours_are_the_scores_of_the_first_three_components(
     assert colours.min() >= 0
     assert colours.max() <= 1
     np.testing.assert_allclose(colours, directly_of_features(model, images, layer), atol=1e-3)
-
-
-def test_identical_patches_are_grey() -> None:
-    model = small_model(positions="none")
-    assert torch.equal(feature_colours(model, torch.ones(2, 3, 32, 32)), torch.full((2, 4, 4, 3), 0.5))
-
-
-def test_features_that_are_not_finite_are_rejected() -> None:
-    model = small_model()
-    images = images_of(model, 3)
-    images[0, 0, 0, 0] = float("nan")
-    with pytest.raises(UserError, match="finite"):
-        feature_colours(model, images)
 
 
 # --- principal components, against NumPy's singular value decomposition

@@ -46,25 +46,6 @@ def test_patch_is_read_in_place_of_everything_that_pooling_reads(options: dict[s
     torch.testing.assert_close(found.patches[2, :, 1, 2], read.float(), atol=1e-6, rtol=0)
 
 
-@torch.no_grad()
-def test_patches_of_a_plain_model_are_norm_and_head_by_hand() -> None:
-    model, images = small_model().double(), random_images(1, 3, 32, 32).double()
-    patches = model.trace(images)["block0"][0, 1:]  # (16, D)
-    centred = patches - patches.mean(1, keepdim=True)
-    spread = (centred.square().mean(1, keepdim=True) + model.config.norms.norm_eps).sqrt()
-    normed = centred / spread * model.norm.weight + model.norm.bias
-    by_hand = normed @ model.head.weight.T + model.head.bias
-    found = explain.lens(model, images).patches[1, 0].flatten(0, 1)
-    torch.testing.assert_close(found, by_hand.float(), atol=1e-6, rtol=0)
-
-
-@torch.no_grad()
-def test_last_map_of_mean_pooling_is_the_class_activation_map() -> None:
-    model, images = small_model(pool="mean"), random_images(2, 3, 32, 32)
-    last = explain.lens(model, images)
-    torch.testing.assert_close(last.patches[-1].mean(dim=(1, 2)), last.logits[-1])
-
-
 def test_target_leaves_its_class_of_each_image() -> None:
     model, images = small_model(class_names=tuple("abcde")), random_images(2, 3, 32, 32)
     whole = explain.lens(model, images).patches

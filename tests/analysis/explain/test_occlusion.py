@@ -95,13 +95,3 @@ def test_other_resolution_has_its_own_cells(build: Any, size: tuple[int, int]) -
     grid = (-(-size[0] // 8), -(-size[1] // 8))
     heat = occlusion(model, images, 3)
     np.testing.assert_allclose(heat, directly(model, images, grid, 1, class_score([3, 3])), atol=1e-4)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_model_never_gets_more_images_than_the_batch_size(batch_size: int) -> None:
-    model = small_model()
-    given = []
-    model.patch_embedding.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
-    occlusion(model, images_of(model, 5), batch_size=batch_size)
-    assert max(given) == batch_size
-    assert sum(given) == 5 + 5 * 16  # each image once, and once for each cell

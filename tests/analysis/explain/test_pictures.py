@@ -2,30 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib import colormaps
 
 from tests.data import noise
-from tests.models import law
 from vitascope.analysis.explain.pictures import Picture, dimmed, overlay, to_picture
-
-
-@law
-@given(
-    height=st.integers(1, 40),
-    width=st.integers(1, 40),
-    grid=st.tuples(st.integers(1, 8), st.integers(1, 8)),
-    grey=st.booleans(),
-)
-def test_overlay_is_rgb_of_the_picture_size(
-    height: int, width: int, grid: tuple[int, int], grey: bool
-) -> None:
-    picture = noise(height, width, 1 if grey else 3)
-    heat = np.random.default_rng(0).random(grid)
-    mixed = overlay(Picture.whole(picture), heat)
-    assert mixed.shape == (height, width, 3)
-    assert mixed.dtype == np.uint8
 
 
 def test_overlay_is_dark_where_the_heat_is_zero_and_keeps_the_colours() -> None:
@@ -53,13 +33,6 @@ def test_overlay_shows_a_heatmap_from_its_smallest_to_its_largest_value() -> Non
     np.testing.assert_allclose(narrow, overlay(Picture.whole(picture), heat), atol=1)
 
 
-def test_grey_and_equal_colours_give_the_same_overlay() -> None:
-    grey, heat = noise(8, 8, 1), np.random.default_rng(0).random((2, 2))
-    np.testing.assert_array_equal(
-        overlay(Picture.whole(grey), heat), overlay(Picture.whole(np.dstack([grey] * 3)), heat)
-    )
-
-
 @pytest.mark.parametrize(("shape", "side"), [((8, 8), 256), ((10, 30, 3), 96), ((300, 280, 3), 256)])
 def test_enlarged_is_at_least_the_side_in_whole_multiples(shape: tuple[int, ...], side: int) -> None:
     picture = noise(shape[0], shape[1], 3 if len(shape) == 3 else 1)
@@ -84,11 +57,6 @@ def test_heat_covers_exactly_the_models_part_and_the_rest_is_dark_grey() -> None
     looked_at = dimmed(photo)
     np.testing.assert_array_equal(looked_at[4:36, 12:44], inside)
     np.testing.assert_array_equal(looked_at[outside], drawn[outside])
-
-
-def test_picture_that_the_model_sees_all_of_is_not_changed() -> None:
-    for picture in (noise(8, 8), noise(8, 8, 1)):
-        np.testing.assert_array_equal(dimmed(Picture.whole(picture)), picture)
 
 
 def test_the_models_part_stays_where_it_is_in_another_number_of_pixels() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.analysis.explain.figures import assert_shows_something, drawn, texts
 from tests.data import noise
 from vitascope.analysis.explain import plots
-from vitascope.analysis.explain.pictures import Picture, beside_itself, overlay
+from vitascope.analysis.explain.pictures import Picture, overlay
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 11, 32])
@@ -23,19 +23,6 @@ def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path
     assert "is truth0" in written
     assert written.count("is ") == 1
     assert all(f"{guess} 25%" in written for guess in guesses)
-
-
-@pytest.mark.parametrize(
-    "picture", [noise(8, 8, 1), noise(20, 50), noise(300, 260)], ids=lambda picture: str(picture.shape)
-)
-def test_explanation_shows_the_picture_beside_its_heatmap(tmp_path: Path, picture: np.ndarray) -> None:
-    heat = np.random.default_rng(0).random((4, 4))
-    figure = plots.draw_explanation(Picture.whole(picture), heat, "a title")
-    assert_shows_something(drawn(figure, tmp_path))
-    assert "a title" in texts(figure)
-    left, right = (axes.images[0].get_array() for axes in figure.axes)
-    np.testing.assert_array_equal(left, picture)
-    np.testing.assert_array_equal(right, overlay(Picture.whole(picture).enlarged(), heat))
 
 
 @pytest.mark.parametrize(
@@ -68,14 +55,6 @@ def test_framed_patch_is_at_its_row_and_column() -> None:
     assert not figure.axes[1].patches
 
 
-def test_figures_do_not_change_matplotlibs_global_state() -> None:
-    import sys
-
-    plots.draw_explanation(Picture.whole(noise(8, 8)), np.eye(4), "a title")
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    assert pyplot is None or pyplot.get_fignums() == []
-
-
 @pytest.mark.parametrize(
     "title",
     [
@@ -91,20 +70,6 @@ def test_title_wider_than_the_figure_takes_several_lines(title: str, tmp_path: P
     plots.save_figure(figure, tmp_path / "seen.png")
     box = shown.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.width
-
-
-@pytest.mark.parametrize("count", [1, 5, 32])
-def test_picture_beside_its_heatmap_under_its_caption(count: int, tmp_path: Path) -> None:
-    pairs = [beside_itself(Picture.whole(noise(16, 16, 1)), np.eye(4)) for _ in range(count)]
-    assert pairs[0].shape == (96, 96 + 4 + 96, 3)
-    np.testing.assert_array_equal(pairs[0][:, :96, 0], Picture.whole(noise(16, 16, 1)).enlarged(96).pixels)
-    figure = plots.draw_grid(pairs, [plots.Caption("cat", 0.5, "dog")] * count, "attention")
-    assert_shows_something(drawn(figure, tmp_path))
-    (axes,) = figure.axes
-    assert len(axes.images) == count
-    assert [text.get_text() for text in axes.texts] == ["cat 50%\nis dog"] * count
-    columns = {round(image.get_extent()[0], 3) for image in axes.images}
-    assert len(columns) == min(4, count)
 
 
 @pytest.mark.parametrize("count", [1, 6, 7, 25])

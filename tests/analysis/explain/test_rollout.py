@@ -3,7 +3,7 @@
 import copy
 import weakref
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,32 +19,6 @@ from vitascope.models.vit import VisionTransformer
 
 FUSE = {"mean": np.mean, "max": np.max, "min": np.min}
 HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
-SOME = ["class_token", "distilled_registers", "mean", "map", "class_and_mean", "rotary", "post_norm"]
-
-
-def in_numpy(model: VisionTransformer, images: torch.Tensor) -> np.ndarray:
-    """Abnar and Zuidema 2020: A~_1 = A'_1, A~_l = A'_l A~_{l-1}, A' = 0.5 A + 0.5 I; float64."""
-    traced = model.trace(images, attention=True).attention
-    assert traced is not None
-    maps = []
-    for image in range(len(images)):
-        flow = None
-        for layer in traced:
-            mean = layer[image].detach().double().numpy().mean(axis=0)  # (T, T)
-            residual = 0.5 * mean + 0.5 * np.eye(len(mean))
-            flow = residual if flow is None else residual @ flow
-        assert flow is not None
-        np.testing.assert_allclose(flow.sum(axis=1), 1, atol=1e-5)
-        maps.append(heatmap(model.config, flow))
-    return np.stack(maps)
-
-
-@pytest.mark.parametrize("options", [*MODELS.values(), HYBRID], ids=[*MODELS, "resnet stem"])
-@pytest.mark.parametrize("shape", [{"depth": 1}, {"depth": 5}, {"image_size": (16, 48), "num_heads": 4}])
-def test_rollout_is_the_product_of_the_layers(options: dict[str, Any], shape: dict[str, Any]) -> None:
-    model = small_model(**options, **shape)
-    images = random_images(3, 3, *model.config.image_hw)
-    np.testing.assert_allclose(explain.rollout(model, images).numpy(), in_numpy(model, images), atol=1e-6)
 
 
 # Fusion and discarding
@@ -70,13 +44,22 @@ def fused_in_numpy(
     return np.stack(maps)
 
 
-@pytest.mark.parametrize("fusion", get_args(Fusion))
-@pytest.mark.parametrize("discard", [0.0, 0.3, 0.9])
-@pytest.mark.parametrize("name", SOME)
-def test_heads_are_fused_and_the_smallest_weights_discarded(
-    name: str, fusion: Fusion, discard: float
+@pytest.mark.parametrize("options", [*MODELS.values(), HYBRID], ids=[*MODELS, "resnet stem"])
+@pytest.mark.parametrize(
+    ("fusion", "discard", "shape"),
+    [
+        ("mean", 0.0, {"depth": 1}),
+        ("mean", 0.0, {"depth": 5}),
+        ("min", 0.3, {}),
+        ("mean", 0.3, {}),
+        ("max", 0.3, {"image_size": (16, 48)}),
+    ],
+)
+def test_rollout_is_the_product_of_the_layers_of_fused_heads_without_the_smallest_weights(
+    options: dict[str, Any], fusion: Fusion, discard: float, shape: dict[str, Any]
 ) -> None:
-    model, images = small_model(num_heads=4, **MODELS[name]), random_images(3, 3, 32, 32)
+    model = small_model(num_heads=4, **options, **shape)
+    images = random_images(3, 3, *model.config.image_hw)
     heat = explain.rollout(model, images, fusion, discard)
     np.testing.assert_allclose(heat, fused_in_numpy(model, images, fusion, discard), atol=1e-5)
 
@@ -133,13 +116,6 @@ def test_relevance_equals_the_papers_recursion(options: dict[str, Any], shape: d
     model = small_model(**options, **shape)
     images = random_images(3, 3, *model.config.image_hw)
     assert_is_recursion(model, images, CLASSES, logits_of(CLASSES))
-
-
-def test_image_without_evidence_is_all_zeros() -> None:
-    model = small_model()
-    with torch.no_grad():
-        model.head.weight[2] = 0  # nothing raises this class
-    assert torch.equal(gradient_rollout(model, random_images(2, 3, 32, 32), 2), torch.zeros(2, 4, 4))
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])

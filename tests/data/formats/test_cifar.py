@@ -101,28 +101,6 @@ def assert_splits(splits: Splits, classes: int) -> None:
     assert splits.train.labels.dtype == np.int64
 
 
-@pytest.mark.parametrize("form", FOLDERS)
-@pytest.mark.parametrize("kind", ["folder", "w:gz", "w", "w:xz"])
-def test_every_form_is_read_packed_and_unpacked(tmp_path: Path, form: str, kind: str) -> None:
-    files, folder = cifar_files(form), FOLDERS[form]
-    if kind == "folder":
-        path = write_folder(tmp_path / folder, files)
-    else:
-        path = packed_cifar(tmp_path / "set.tar", files, below=f"{folder}/", mode=kind)
-    before = sorted(tmp_path.rglob("*"))
-    assert Cifar().matches(path)
-    assert_splits(open_data(str(path), seed=3), int(form.split("-")[0]))
-    assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
-
-
-def test_folders_and_pictures_named_like_batches_are_not_cifar(tmp_path: Path) -> None:
-    for name in ("train", "test", "meta"):
-        (tmp_path / name).mkdir()
-    assert not Cifar().matches(tmp_path)
-    files = {"images/train/test_batch": b"x", "train/cat/1.png": b"x"}
-    assert not Cifar().matches(packed_cifar(tmp_path / "p.tar", files, below="", mode="w"))
-
-
 # --- damage
 
 
@@ -221,16 +199,6 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         splits_of(Cifar(), str(path), seed=0)
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
-@pytest.mark.parametrize("share", [0.3, 0.7, 0.99])
-def test_a_truncated_cifar_archive_is_rejected(tmp_path: Path, mode: str, share: float) -> None:
-    path = packed_cifar(tmp_path / "c.tar", cifar_files("10-python"), mode=mode)
-    content = path.read_bytes().rstrip(b"\0")
-    path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(UserError, match=r"c\.tar: "):
-        open_data(str(path))
-
-
 PYTHON_2 = (  # written by cPickle of Python 2 and NumPy 1: {"data": array, "labels": [3, 0]}, protocol 2
     b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04"
     b"K\x00\x85U\x01b\x87Rq\x05(K\x01K\x02K\x03\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07"
@@ -250,14 +218,6 @@ def test_pickles_of_several_protocols_are_read(protocol: int) -> None:
     np.testing.assert_array_equal(found.pop("data"), values.pop("data"))
     assert found.pop("labels") == values.pop(b"labels")
     assert found == values
-
-
-def test_pickle_of_python_2_is_read() -> None:
-    expected = pickle.loads(PYTHON_2, encoding="latin1")  # noqa: S301 - written above
-    found = read_pickle(PYTHON_2, "batch")
-    np.testing.assert_array_equal(found["data"], expected["data"])
-    assert found["data"].tolist() == [[0, 127, 128], [255, 1, 2]]
-    assert found["labels"] == [3, 0]
 
 
 class Harm:

@@ -10,7 +10,7 @@ from tests.data import write_picture, write_tree
 from vitascope.data.all_images import AllImages, all_images
 from vitascope.data.datasets import class_counts, described, open_data, read_data, stream_of_folder
 from vitascope.data.formats import folder as module
-from vitascope.data.formats.folder import OUTSIDE, FolderStream, classes_in_names, split_of
+from vitascope.data.formats.folder import OUTSIDE, FolderStream, split_of
 from vitascope.deploy.predict.predictor import find_images
 from vitascope.errors import UserError
 
@@ -51,29 +51,6 @@ def test_stream_has_the_images_labels_and_splits_of_the_folder(tmp_path: Path) -
             assert stream.class_names == expected.class_names
             kinds |= {(split, label == "") for _, label, split in stream}
     assert kinds >= {("all", True), ("all", False), ("train", False), ("test", False)}
-
-
-@pytest.mark.parametrize("data", [".", "photos/", "./photos", "../here/photos"])
-def test_paths_are_those_of_the_folder_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
-) -> None:
-    write_tree(tmp_path / "here" / "photos", {"cat": 2, "dog": 3})
-    (tmp_path / "here" / "photos" / "000.png").touch()
-    monkeypatch.chdir(tmp_path / "here")
-    stream = stream_of_folder(data)
-    assert stream is not None
-    assert list(stream) == rows(all_images(data))
-
-
-def test_names_of_files_and_other_data_are_not_streamed(tmp_path: Path) -> None:
-    root = tmp_path / "pets"
-    root.mkdir()
-    for name in ("cat", "dog"):
-        for number in range(4):
-            (root / f"{name}_{number}.png").touch()
-    assert all_images(str(root)).class_names == ("cat", "dog")
-    assert stream_of_folder(str(root)) is None
-    assert stream_of_folder("digits") is None
 
 
 def test_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,18 +127,9 @@ def test_system_folders_are_no_classes_and_their_files_no_images(
 
 def test_all_rare_classes_are_named_at_once(tmp_path: Path) -> None:
     write_tree(tmp_path, {"a": 9, "b": 2, "c": 1, "d": 9})
-    with pytest.raises(
-        UserError, match=r"'b' has 2 images; class 'c' has 1 image \(2 of 4 classes"
-    ) as caught:
+    with pytest.raises(UserError, match=r"'b' has 2 images; class 'c' has 1 image \(2 of 4") as caught:
         open_data(str(tmp_path))
     assert "at least 3" in str(caught.value)
-
-
-def test_folders_of_one_class_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"caf\u00e9": 4, "cafe\u0301": 4, "b": 4})
-    splits = open_data(str(tmp_path))
-    assert splits.train.class_names == ("b", "caf\u00e9")
-    assert list(stream_of_folder(str(tmp_path))) == rows(all_images(str(tmp_path)))
 
 
 def write_flat(folder: Path, counts: dict[str, int], name: str = "{}.{}.png") -> Path:
@@ -183,20 +151,6 @@ def test_flat_folder_has_the_classes_in_its_names(tmp_path: Path, name: str, bel
     assert sum(class_counts(images)["cat"] for images in splits.parts.values()) == 6
     assert "classes from file names: cat 6, golden_retriever 5" in described(splits)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_flat_folder_is_split_like_the_folder_of_its_classes(tmp_path: Path) -> None:
-    flat = write_flat(tmp_path / "flat", {"cat": 20, "dog": 20})
-    for path in flat.iterdir():
-        target = tmp_path / "sorted" / path.name[:3] / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
-    one, other = (open_data(str(tmp_path / name), seed=3) for name in ("flat", "sorted"))
-    for name, images in one.parts.items():
-        assert [Path(str(source)).name for source in images.sources] == [
-            Path(str(source)).name for source in other.parts[name].sources
-        ]
-        assert images.targets == other.parts[name].targets
 
 
 def test_cats_and_dogs_with_unlabelled_test_images_are_trained_on(tmp_path: Path) -> None:
@@ -224,10 +178,7 @@ def test_cats_and_dogs_with_unlabelled_test_images_are_trained_on(tmp_path: Path
         ([f"{w}_{n}.jpg" for w in ("DSC", "pie") for n in range(8)], "cameras and programs give: DSC"),
         ([f"dog_{n}.jpg" for n in range(8)], "only one class, 'dog'"),
         ([f"{w}_{n}.jpg" for w in ("dog", "Dog") for n in range(8)], "differ in case only: Dog, dog"),
-        (
-            [f"w{'x' * n}_{m}.jpg" for n in range(9) for m in range(2)],
-            "9 different words .* 18 names are too",
-        ),
+        ([f"w{'x' * n}_{m}.jpg" for n in range(9) for m in range(2)], "9 different words .* 18 names are"),
         ([f"dog_{n}.jpg" for n in range(8)] + ["cat_1.jpg"], "2 different words .*: cat"),
     ],
 )
@@ -246,10 +197,3 @@ def test_table_beside_images_without_classes_is_offered(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("path,label\n")
     with pytest.raises(UserError, match=r"; if .*labels\.csv has the classes, give it as the data$"):
         open_data(str(tmp_path))
-
-
-def test_rule_holds_in_any_script() -> None:
-    paths = [Path(f"{name}_{number}.jpg") for name in ("猫", "собака") for number in range(4)]
-    found = classes_in_names(paths)
-    assert isinstance(found, dict)
-    assert list(found) == ["собака", "猫"]

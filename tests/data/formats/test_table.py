@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.data import write_picture, write_tree
 from vitascope.data.datasets import class_counts, described, open_data, open_pictures, read_data
-from vitascope.data.pack import pack
 from vitascope.data.split_record import record_of, restore
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.table_options import TableOptions
@@ -96,13 +94,6 @@ def assert_like_the_folder(splits: Splits, root: Path) -> None:
 # --- forms of files
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_table_in_every_form_is_that_of_the_folder(photos: Path, form: str) -> None:
-    splits = opened(photos, rows_of(photos), f"labels.{form}")
-    assert_like_the_folder(splits, photos)
-    assert described(splits)[-1] == "columns: image path, label label (one class per image)"
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
 def test_utf_8_and_the_delimiters_of_spreadsheets_are_read(
@@ -134,11 +125,6 @@ def test_blank_lines_and_the_index_of_pandas_are_skipped(photos: Path) -> None:
     lines = [f"{number};{row['path']};{row['label']}\n\n;;\n" for number, row in enumerate(rows_of(photos))]
     (photos / "index.csv").write_text(";path;label\n" + "".join(lines))
     assert_like_the_folder(open_data(str(photos / "index.csv")), photos)
-
-
-def test_cells_with_separators_quotes_and_line_breaks_are_read(photos: Path) -> None:
-    rows = labelled(photos, lambda number, name: f'a "{name}"\nsmall', note=lambda number: "1,\n2")
-    assert opened(photos, rows).train.class_names == ('a "cat"\nsmall', 'a "dog"\nsmall')
 
 
 def test_missing_values_of_json_and_parquet_are_empty_cells(photos: Path) -> None:
@@ -202,12 +188,6 @@ def test_columns_are_recognized_by_their_usual_names(photos: Path, image: str, l
     assert_like_the_folder(splits, photos)
     line = f"columns: image {image}, label {label} (one class per image); unused: width"
     assert described(splits)[-1] == line
-
-
-@pytest.mark.parametrize("columns", [("image=a", "label=b"), {"image": "a", "label": "b"}])
-def test_columns_can_be_named(photos: Path, columns: Any) -> None:
-    rows = [{"a": row["path"], "b": row["label"], "path": "x", "label": 1} for row in rows_of(photos)]
-    assert_like_the_folder(opened(photos, rows, columns=columns), photos)
 
 
 def test_a_column_can_be_left_out(photos: Path) -> None:
@@ -484,16 +464,6 @@ def test_given_splits_are_kept_but_for_test_images_with_secret_labels(photos: Pa
     assert splits.unused == ("4 images without a class",)
 
 
-def test_folds_are_no_splits(photos: Path) -> None:
-    rows = labelled(photos, lambda n, name: name, fold=lambda n: n % 5)
-    splits = opened(photos, rows)
-    assert_like_the_folder(splits, photos)
-    assert splits.notes[-1].endswith("fold fold")
-    assert_refused(
-        photos, rows, "the column fold has 0, 1, 2, 3, 4; a split is train", columns=("split=fold",)
-    )
-
-
 def test_class_that_train_lacks_is_refused(photos: Path) -> None:
     for label in (lambda n, name: name, lambda n, name: f"{name};small"):
         rows = labelled(photos, label, split=lambda n: "val" if n < 4 else "train")
@@ -516,26 +486,7 @@ def test_groups_are_in_one_part(photos: Path) -> None:
 # --- other functions
 
 
-def test_several_labels_are_in_the_order_of_the_paths_and_not_packed(photos: Path, tmp_path: Path) -> None:
-    path = write_csv(photos / "several.csv", labelled(photos, lambda n, name: f"{name};small"))
-    with pytest.raises(UserError, match="several classes per image; shards have one"):
-        pack(str(path), tmp_path / "shards")
-    assert not (tmp_path / "shards").exists()
-    found = read_data(str(path)).by_name["all"]
-    assert list(found.sources) == sorted(found.sources)
-    assert np.array_equal(found.labels[0], [True, False, True])
-
-
 FORMS_OF_A_NAME = ("caf\u00e9", "cafe\u0301")
-
-
-def test_two_unicode_forms_of_a_name_are_one_class(photos: Path) -> None:
-    rows = labelled(photos, lambda number, name: "dog" if name == "dog" else FORMS_OF_A_NAME[number % 4 // 2])
-    splits = opened(photos, rows)
-    assert splits.train.class_names == (FORMS_OF_A_NAME[0], "dog")
-    for known in FORMS_OF_A_NAME:  # of a model
-        assert splits.test is not None
-        assert splits.test.in_classes((known, "dog"), "there").targets == splits.test.targets
 
 
 def test_a_path_in_another_unicode_form_names_the_file(tmp_path: Path) -> None:
@@ -612,27 +563,6 @@ def test_separators_at_the_ends_of_cells_divide_nothing(
         targets = opened(photos, rows).train.targets
         assert isinstance(targets, ClassIndices)
         assert targets.class_names == names
-
-
-def test_names_of_columns_in_another_unicode_form_are_found_and_are_classes(photos: Path) -> None:
-    composed, decomposed = FORMS_OF_A_NAME
-    rows = [
-        {
-            "path": row["path"],
-            decomposed: int(n % 2),
-            "dog": 1 - n % 2,
-            "p\u00e9": f"{FORMS_OF_A_NAME[n % 2]}{n // 8}",
-        }
-        for n, row in enumerate(rows_of(photos))
-    ]
-    splits = opened(photos, rows, columns=(f"label={composed},dog", "group=pe\u0301"))
-    assert splits.train.class_names == (composed, "dog")
-    assert opened(photos, rows).train.class_names == (composed, "dog")
-    groups = [set(images.groups.tolist()) for images in splits.parts.values()]
-    assert sum(map(len, groups)) == len(set.union(*groups)) == 3
-    label = labelled(photos, lambda _, name: name)
-    named = [{"path": row["path"], decomposed: row["label"]} for row in label]
-    assert opened(photos, named, columns=(f"label={composed}",)).train.class_names == ("cat", "dog")
 
 
 def test_a_name_that_stands_twice_in_a_line_of_json_is_rejected(photos: Path) -> None:

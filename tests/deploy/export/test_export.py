@@ -1,11 +1,8 @@
 """Exported files: the model's predictions, in every runtime, from the file alone."""
 
 import ast
-import copy
 import dataclasses
-import json
 import logging
-import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -18,27 +15,17 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from tests.data import encoded, exif_of, noise, write_picture
-from tests.deploy.server.served import play, serving
+from tests.contracts.engine import check_engine
+from tests.data import exif_of, noise, write_picture
 from tests.models import small_config, small_model, small_resnet, with_preprocess, with_trust
 from vitascope.analysis.explain.rollout import rollout
-from vitascope.data.features.embed import embed
 from vitascope.deploy.export import export as exporting
 from vitascope.deploy.export.export import check_agreement, default_path, evenly_spaced, export, usage
 from vitascope.deploy.export.formats import FORMATS, Format
 from vitascope.deploy.predict.predictor import Predictor
 from vitascope.errors import UserError
-from vitascope.models.engines.compute import Compute
 from vitascope.models.engines.engine import TorchEngine
-from vitascope.models.engines.features import FeatureSpec
-from vitascope.models.engines.runtimes import (
-    ExportedEngine,
-    ExportedModelError,
-    ProgramEngine,
-    metadata_of,
-    open_engine,
-)
-from vitascope.models.engines.selection import ClassSelection
+from vitascope.models.engines.runtimes import ExportedEngine, ProgramEngine, open_engine
 from vitascope.models.ensemble import Ensemble
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
@@ -148,59 +135,16 @@ def body(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return exported("openvino", model, tmp_path_factory.mktemp("body"), features=True)
 
 
-def test_file_matches_the_model_for_single_images_and_batches(made: SimpleNamespace) -> None:
-    own = TorchEngine(made.model, precision="fp32", device="cpu")
-    wanted = own.predict([own.pixels(picture) for picture in pictures()]).probabilities
-    given = [made.engine.pixels(picture) for picture in pictures()]
-    together = made.engine.predict(given).probabilities
-    alone = torch.cat([made.engine.predict([picture]).probabilities for picture in given])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(together, wanted, atol=2e-3, rtol=0)
-    assert torch.equal(together.argmax(dim=1), wanted.argmax(dim=1))
-    assert np.ptp(together.numpy(), axis=0).max() > 1e-2  # the pictures do differ
+def test_engine(made: SimpleNamespace, tmp_path: Path) -> None:
+    check_engine(made, pictures(), tmp_path)
 
 
-def test_file_knows_as_much_as_the_model(made: SimpleNamespace) -> None:
-    own, sets = TorchEngine(made.model, precision="fp32", device="cpu"), made.engine.sets
-    wanted, found = (
-        engine.predict([engine.pixels(picture) for picture in pictures()]) for engine in (own, made.engine)
-    )
-    assert wanted.familiarity is not None
-    torch.testing.assert_close(found.familiarity, wanted.familiarity, atol=0.03, rtol=0)  # a resize rounds
-    assert np.ptp(wanted.familiarity.numpy()) > 0.02  # the pictures do differ
-    for coverage in (0.5, 0.95):
-        torch.testing.assert_close(sets.limits(coverage), own.sets.limits(coverage), rtol=0, atol=0)
-    (verdict, *_), (other, *_) = (
-        ClassSelection(coverage=0.8).judged(engine, answers.probabilities, answers.familiarity)
-        for engine, answers in ((own, wanted), (made.engine, found))
-    )
-    assert (verdict.set, verdict.unknown) == (other.set, other.unknown)
-    assert json.loads(made.engine.metadata["sets"])["limit"] == sets.limits(0.95).tolist()
+def test_engine_of_several_labels(several: SimpleNamespace, tmp_path: Path) -> None:
+    check_engine(several, pictures(), tmp_path)
 
 
-def test_metadata_holds_all_that_the_engine_needs(made: SimpleNamespace) -> None:
-    assert made.engine.preprocess == made.fit
-    assert made.engine.class_names == NAMES
-    assert made.engine.num_classes == 5
-    assert made.engine.metadata == metadata_of(
-        made.model.config, made.fit, "pictures", trust=made.model.trust
-    )
-
-
-def test_file_of_several_labels_has_the_sigmoids_and_thresholds_of_the_model(
-    several: SimpleNamespace,
-) -> None:
-    engine = several.engine
-    own = TorchEngine(several.model, precision="fp32", device="cpu")
-    wanted = own.predict([own.pixels(picture) for picture in pictures()]).probabilities
-    found = engine.predict([engine.pixels(picture) for picture in pictures()]).probabilities
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
-    assert not torch.allclose(found.sum(dim=1), torch.ones(len(found)), atol=0.1)
-    assert engine.thresholds
-    assert engine.thresholds == pytest.approx(own.thresholds)
-    labels = [[each.label for each in found] for found in Predictor(engine)(pictures())]
-    assert labels == [[each.label for each in found] for found in Predictor(own)(pictures())]
-    assert len({tuple(row) for row in labels}) > 1
+def test_engine_of_features(body: SimpleNamespace, tmp_path: Path) -> None:
+    check_engine(body, pictures(), tmp_path)
 
 
 def printed(program: str, folder: Path) -> str:
@@ -220,41 +164,6 @@ def test_program_of_several_labels_prints_those_of_predict(several: SimpleNamesp
     assert 0 < len(expected) < len(labels)
 
 
-def test_served_file_matches_predict(made: SimpleNamespace) -> None:
-    sent = pictures()
-    wanted = [answer[0] for answer in Predictor(made.engine)(sent, top_k=1)]
-
-    async def story() -> None:
-        async with serving(made.engine) as client:
-            for picture, best in zip(sent, wanted, strict=True):
-                response = await client.predict(encoded(picture))
-                assert response.status_code == 200, response.text
-                answer = response.json()["predictions"][0]
-                assert (answer["label"], answer["index"]) == (best.label, best.index)
-                assert answer["score"] == pytest.approx(best.score, abs=1e-5)
-            assert (await client.post("/v1/explain", content=encoded(sent[0]))).status_code == 501
-
-    play(story())
-
-
-def test_export_reports_its_files_which_name_no_local_paths_and_are_not_overwritten(
-    made: SimpleNamespace,
-) -> None:
-    assert made.done.path == made.path
-    assert {file.name for file in made.path.parent.iterdir()} == {file.name for file in made.done.files}
-    assert (made.done.agreement.images, made.done.agreement.same) == (4, 4)
-    assert made.done.size == sum(file.stat().st_size for file in made.path.parent.iterdir())
-    assert repr(made.done).startswith(f"ExportResult({made.path}, ")
-    folders = [Path(exporting.__file__).parents[2], Path(torch.__file__).parents[1], made.path.parent]
-    for file in made.done.files:
-        content = file.read_bytes()
-        assert not [folder for folder in folders if str(folder).encode() in content]
-    before = made.path.read_bytes()
-    with pytest.raises(UserError, match="exists and is not overwritten"):
-        export(made.model, made.path, format=made.kind)
-    assert made.path.read_bytes() == before
-
-
 @pytest.mark.parametrize("made", ["onnx"], indirect=True)
 def test_printed_program_predicts_the_same_label_without_vitascope(
     made: SimpleNamespace, tmp_path: Path
@@ -271,35 +180,6 @@ def test_printed_program_predicts_the_same_label_without_vitascope(
     label, names = ast.literal_eval(printed(program, tmp_path).splitlines()[-1])
     assert label == answer[0].label
     assert tuple(names) == answer.verdict.set
-
-
-@pytest.mark.parametrize("made", ["openvino"], indirect=True)
-def test_signals_work_after_engines_are_unloaded(made: SimpleNamespace) -> None:
-    """OpenVINO's plugin sets the thread's signal stack, and removes it when it is unloaded."""
-    code = f"""
-import gc, pathlib, signal
-from vitascope.models.engines.runtimes import OpenVinoEngine
-path = pathlib.Path({str(made.path)!r})
-engines = [OpenVinoEngine(path), OpenVinoEngine(path)]
-while engines:
-    engines.pop(0)
-    gc.collect()
-signal.signal(signal.SIGINT, lambda *_: print("heard"))
-signal.raise_signal(signal.SIGINT)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "heard\n", "")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
-def test_truncated_file_is_rejected_in_one_line(made: SimpleNamespace, tmp_path: Path, share: float) -> None:
-    for file in made.done.files:
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    broken = tmp_path / made.path.name
-    broken.write_bytes(made.path.read_bytes()[: int(share * made.path.stat().st_size)])
-    with pytest.raises(ExportedModelError, match=broken.name) as rejected:
-        ProgramEngine(broken) if made.kind == "torch" else open_engine(broken)
-    assert "\n" not in str(rejected.value)
 
 
 def test_full_disk_is_reported_before_anything_is_written(
@@ -361,17 +241,6 @@ def test_file_with_different_outputs_is_rejected_and_removed(
     with pytest.raises(UserError, match=r"model\.pt2 is not kept, because (its|a batch of two)"):
         export(answering.model, path, format="torch", images=noise(40, 30), features=features)
     assert not list(tmp_path.iterdir())
-
-
-def test_file_with_equal_outputs_is_kept_and_the_callers_model_as_it_was(
-    answering: Answering, tmp_path: Path
-) -> None:
-    model = copy.deepcopy(answering.model).double().train()
-    done = export(model, tmp_path / "a" / "model.pt2", format="torch")
-    assert {part.dtype for part in model.parameters()} == {torch.float64}
-    assert model.training
-    assert done.agreement.images == 16  # of scikit-learn's photographs
-    assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pt2"]
 
 
 DYNAMIC = {"input": "tensors", "dynamic_resolution": True}
@@ -443,40 +312,6 @@ def test_invalid_export_is_rejected_before_anything_is_written(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_file_of_features_returns_those_of_the_model(body: SimpleNamespace) -> None:
-    ready = torch.from_numpy(np.stack([fit_for(3).pixels(picture) for picture in pictures()]))
-    with torch.no_grad():
-        wanted = body.model.embed(fit_for(3).normalize(ready))
-    (found,) = body.engine.features_of_pictures([body.engine.pixels(picture) for picture in pictures()])
-    torch.testing.assert_close(found, wanted, atol=5e-3, rtol=0)
-    assert np.ptp(wanted.numpy(), axis=0).max() > 0.1  # the pictures do differ
-    assert body.done.returns == f"features, float32 (batch, {found.shape[1]})"
-    assert body.done.agreement.same is None
-    assert body.done.agreement.summary.startswith("features differ by at most")
-    assert json.loads(body.engine.metadata["outputs"]) == body.engine.meaning == "embedding"
-    with pytest.raises(UserError, match="no head for classes: it returns features"):
-        Predictor(body.engine)
-    with pytest.raises(UserError, match="an exported model has one representation"):
-        body.engine.resolved(FeatureSpec(0))
-
-
-def test_file_of_features_has_the_body_of_its_model(body: SimpleNamespace) -> None:
-    own = TorchEngine(body.model, device="cpu")
-    assert body.engine.body_digest == own.body_digest != body.engine.digest
-    found = embed(body.engine, pictures(), compute=Compute(workers=0, cache=False))
-    found.check_model(body.engine)
-    found.check_model(own)
-    assert (found.made["digest"], found.made["file"]) == (own.body_digest, body.engine.digest)
-    with pytest.raises(UserError, match="embed the images with it"):
-        found.check_model(small_model(seed=1, depth=1))
-
-
-def test_program_of_features_prints_their_shape(body: SimpleNamespace, tmp_path: Path) -> None:
-    write_picture(tmp_path / "cat.jpg")
-    assert printed(body.done.program, tmp_path) in ("(1, 32)", "torch.Size([1, 32])")
-    assert not {"json", "class_names", "probabilities", "texts"} & set(re.findall(r"\w+", body.done.program))
-
-
 @pytest.mark.parametrize(
     ("options", "explain"),
     [
@@ -511,13 +346,6 @@ def test_file_of_an_ensemble_explains_by_the_mean_of_its_members_maps(tmp_path: 
     torch.testing.assert_close(
         torch.as_tensor(ProgramEngine(done.path).heatmaps(pixels)), mean / mean.max(), atol=1e-4, rtol=1e-3
     )
-
-
-def test_onnx_file_returns_features_and_rollout_of_any_size(tmp_path: Path) -> None:
-    need("onnx")
-    given = {"input": "tensors", "dynamic_resolution": True, "features": True, "images": pictures()}
-    done = export(small_model(depth=2), tmp_path / "a.onnx", explain="rollout", **given)
-    assert open_engine(done.path).heatmaps(torch.zeros(2, 3, 48, 32, dtype=torch.uint8)).shape == (2, 6, 4)
 
 
 def test_file_whose_heatmaps_differ_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,14 +78,6 @@ def test_int8_file_opens_like_its_source_and_is_marked_as_int8(done) -> None:
     assert json.loads(engine.metadata["calibration_images"]) == found.calibration_images == 8
 
 
-def test_int8_outputs_are_close_to_the_source(done) -> None:
-    before, after = done.before, done.after
-    pixels = torch.from_numpy(np.stack([before.pixels(noise(40, 36, seed=seed)) for seed in (90, 91, 92)]))
-    exact, rounded = before.answers(pixels)[0], after.answers(pixels)[0]
-    assert 0 < float((exact - rounded).abs().max()) < 0.1 * float(exact.abs().max())
-    torch.testing.assert_close(after.probabilities(pixels), rounded.softmax(dim=1))
-
-
 def test_weights_of_all_layers_but_the_patch_embedding_are_int8(done) -> None:
     found = done.found
     layers = 4 + 1  # a block of four, and the head
@@ -288,14 +280,6 @@ def test_few_images_are_said_to_be_too_few_to_tell(plain, labelled, tmp_path: Pa
     assert (tmp_path / "a.onnx").is_file()
 
 
-def test_few_test_images_are_joined_by_the_validation_images(data, monkeypatch) -> None:
-    _, test = calibration_and_test(None, NAMES, str(data), None)
-    assert (test.name, len(test)) == ("test and val", 2 * len(NAMES))
-    monkeypatch.setattr("vitascope.analysis.evaluate.FEW", len(NAMES))
-    _, test = calibration_and_test(None, NAMES, str(data), None)
-    assert (test.name, len(test)) == ("test", len(NAMES))
-
-
 def test_run_provides_training_and_test_images(data, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -306,17 +290,6 @@ def test_run_provides_training_and_test_images(data, tmp_path: Path) -> None:
     assert (len(calibration) > len(test), len(test), test.name) == (True, 2 * len(NAMES), "test and val")
     assert not set(map(str, calibration)) & set(map(str, test.sources))
     assert [NAMES[label] for label in test.labels] == [Path(str(path)).parent.name for path in test.sources]
-
-
-def test_run_without_its_validation_images_is_measured_on_the_test_images(tmp_path: Path) -> None:
-    folder = write_tree(tmp_path / "data", dict.fromkeys(NAMES, 10), size=(32, 32))
-    run = Run.create(TrainConfig.from_recipe("digits", data=str(folder), run=str(tmp_path / "run")).to_dict())
-    splits = open_data(str(folder))
-    run.record_split(splits)
-    for path in splits.val.sources:
-        Path(str(path)).unlink()
-    _, test = calibration_and_test(run, NAMES, None, None)
-    assert (test.name, len(test)) == ("test", len(NAMES))
 
 
 def test_calibration_needs_no_labels(data, tmp_path: Path) -> None:

@@ -48,13 +48,6 @@ def test_resize_of_any_size_matches_pillow(
     assert distance(noise(*size, seed=seed), fit).max() <= 2
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_image_of_the_models_size_is_unchanged(interpolation: str) -> None:
-    picture = noise(32, 24)
-    found = resized(picture, Preprocess(image_size=(32, 24), interpolation=interpolation))
-    np.testing.assert_array_equal(found, picture.transpose(2, 0, 1))
-
-
 @law
 @given(
     size=st.tuples(sides, sides),

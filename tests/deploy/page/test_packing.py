@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from tests.models import small_model, small_resnet
-from vitascope.deploy.page.packing import check_held, packed, rounded
+from tests.models import small_model
+from vitascope.deploy.page.packing import packed, rounded
 from vitascope.deploy.server.attention_pack import to_signed_bytes
 from vitascope.errors import UserError
 
@@ -68,23 +68,3 @@ def test_weights_that_are_not_finite_are_rejected(name: str) -> None:
         model.get_parameter(name).view(-1)[0] = torch.nan
     with pytest.raises(UserError, match=f"{re.escape(name)} has NaN or infinity"):
         rounded(model, "fp16")
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"attention": "axial"}, "of attention 'global', not of attention 'axial'"),
-        ({"token_merging": 2}, "of token_merging 0, not of token_merging 2"),
-        ({"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}, "not of stem 'resnet'"),
-        ({"in_channels": 2}, "of in_channels 1 or 3, not of in_channels 2"),
-    ],
-)
-def test_other_values_are_rejected_by_the_options_name(options: dict, named: str) -> None:
-    with pytest.raises(UserError, match="vitascope serve") as error:
-        check_held(small_model(**options))
-    assert named in str(error.value)
-
-
-def test_resnet_is_rejected() -> None:
-    with pytest.raises(UserError, match="a page holds one Vision Transformer, not a ResNet"):
-        check_held(small_resnet())

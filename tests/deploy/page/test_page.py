@@ -1,6 +1,5 @@
 """`vs.page`: what it rejects, what it proves, and what it keeps."""
 
-import asyncio
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from vitascope.cli import main
 from vitascope.deploy.page import browser, proof
 from vitascope.deploy.page import page as page_module
 from vitascope.deploy.page.browser import BrowserError, opened
-from vitascope.deploy.page.page import PageResult, check_page_size
+from vitascope.deploy.page.page import check_page_size
 from vitascope.errors import UserError
 
 
@@ -101,13 +100,6 @@ def test_both_models_of_a_page_are_proved(in_fake_browser: dict[str, Any], tmp_p
     assert repr(done).endswith(
         f"{done.proof.agreement.summary}; beside: {done.beside.proof.agreement.summary})"
     )
-
-
-def test_page_whose_second_model_differs_is_not_kept(in_fake_browser: dict[str, Any], tmp_path: Path) -> None:
-    in_fake_browser |= {"right": 1, "change": 3.0}
-    with pytest.raises(UserError, match=r"^beside: a\.html is not kept, because its outputs differ"):
-        vs.page(small_model(), tmp_path / "a.html", beside=other_model(), images=noise(40, 50))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_second_model_that_a_page_cannot_hold_is_named(tmp_path: Path) -> None:
@@ -219,14 +211,6 @@ def test_tab_reports_what_goes_wrong(tmp_path: Path) -> None:
         tab.evaluate("() => new Promise(() => 0)", None)
 
 
-@needs_browser
-def test_page_is_proved_inside_an_event_loop(tmp_path: Path) -> None:
-    async def in_a_notebook() -> PageResult:
-        return vs.page(small_model(), tmp_path / "a.html", images=noise(9, 9))
-
-    assert asyncio.run(in_a_notebook()).proof is not None
-
-
 @pytest.mark.parametrize(
     ("size", "complaint"),
     [
@@ -239,14 +223,6 @@ def test_model_that_is_too_large_is_rejected_with_its_size(size: dict[str, int],
         model = vs.VisionTransformer(vs.ViTConfig(num_heads=8, **size))
     with pytest.raises(UserError, match=complaint):
         check_page_size([model], "fp16")
-
-
-def test_two_models_share_the_limit() -> None:
-    with torch.device("meta"):
-        model = vs.create_model("vit_b16")
-    check_page_size([model], "fp16")
-    with pytest.raises(UserError, match=r"[0-9,]+ and [0-9,]+ parameters in fp16 has .*: use weights int8"):
-        check_page_size([model, model], "fp16")
 
 
 def test_unproved_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ from tests.data import exif_of, noise, read_tree, write_picture, write_tree
 from tests.models import small_model
 from vitascope.cli import main
 from vitascope.data.splits import ImageSet
-from vitascope.deploy.page.samples import LONGEST, MOST, MOST_BYTES, Samples, choose_samples, encoded
+from vitascope.deploy.page.samples import LONGEST, MOST, Samples, choose_samples
 from vitascope.deploy.server.page_content import SamplePicture
 from vitascope.errors import UserError
-from vitascope.models.decoding import ImageError, ImageSource
+from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.engine import TorchEngine
 
 
@@ -41,13 +41,6 @@ def test_small_picture_is_kept_without_loss() -> None:
     np.testing.assert_array_equal(np.asarray(image_of(sample)), picture)
     [large] = samples([noise(20, LONGEST + 9)]).pictures
     assert max(image_of(large).size) == LONGEST
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_worst_picture_is_within_the_limit(channels: int) -> None:
-    media_type, content = encoded(Image.fromarray(noise(LONGEST, LONGEST, channels)))
-    assert media_type == "image/jpeg"
-    assert len(content) <= MOST_BYTES
 
 
 def test_metadata_stay_out(tmp_path: Path) -> None:
@@ -84,13 +77,6 @@ def test_test_images_are_in_the_page_only_where_they_are_asked_for(tmp_path: Pat
     assert [titles.count(f"{name} (test image)") for name in "abc"] == [5, 2, 1]
     with pytest.raises(UserError, match="no run with test images"):
         samples("test")
-
-
-def test_none_are_none(tmp_path: Path) -> None:
-    assert samples(given=[]) == samples() == ([], "none")
-    (tmp_path / "notes.png").write_text("no picture")
-    with pytest.raises(ImageError, match=r"notes\.png: not a picture"):
-        samples([tmp_path / "notes.png"])
 
 
 def test_command_offers_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

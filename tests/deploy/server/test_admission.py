@@ -18,18 +18,6 @@ from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
 
 
-async def test_full_queue_rejects_and_accepts_again_after_it_drains() -> None:
-    async with playing(capacity=3) as scene:
-        tasks = await scene.queued(1, 2, 3)
-        with pytest.raises(Overloaded, match="the queue is full: 3 of 3 wait") as rejected:
-            await scene.ask(4)
-        assert int(rejected.value.headers["Retry-After"]) >= 1
-        scene.model.go.set()
-        await asyncio.gather(*tasks)
-        assert (await scene.ask(5)).value == 10
-    assert scene.model.computed() == [0, 1, 2, 3, 5]
-
-
 async def test_item_that_would_miss_its_deadline_is_rejected_with_a_retry_time() -> None:
     async with playing() as scene:
         scene.work.learn(seconds=8000.0, items=4)  # 2000 s each

@@ -18,7 +18,7 @@ from tests.deploy.server.served import (
     serving,
     torch_engine,
 )
-from tests.models import labelling_model, small_model, small_resnet, with_trust
+from tests.models import labelling_model, small_model, with_trust
 from vitascope.analysis.explain.methods import DEFAULT_METHOD, METHODS
 from vitascope.analysis.explain.rollout import rollout
 from vitascope.deploy.predict.predictor import Predictor
@@ -81,21 +81,6 @@ async def test_labels_are_the_classes_above_their_thresholds() -> None:
     assert about["thresholds"] == pytest.approx([0.25, 0.5, 0.5, 0.7, 0.5])
 
 
-async def test_batched_pictures_match_single_pictures(engine: TorchEngine) -> None:
-    files = [picture(seed) for seed in range(6)]
-    async with serving(engine) as client:
-        alone = [(await client.predict(content)).json() for content in files]
-        together = [answer.json() for answer in await asyncio.gather(*map(client.predict, files))]
-    assert max(answer["timing"]["batch_size"] for answer in together) > 1
-    for one, other in zip(alone, together, strict=True):
-        assert [g["index"] for g in one["predictions"]] == [g["index"] for g in other["predictions"]]
-        np.testing.assert_allclose(
-            [g["score"] for g in one["predictions"]],
-            [g["score"] for g in other["predictions"]],
-            atol=1e-6,
-        )
-
-
 async def test_embedding_and_explanation_match_the_library(engine: TorchEngine) -> None:
     pixels = engine.pixels(picture())
     images = engine.preprocess.normalize(torch.from_numpy(pixels)[None])
@@ -137,15 +122,6 @@ async def test_embedding_and_explanation_match_the_library(engine: TorchEngine) 
 async def test_impossible_explanation_is_rejected(query: str, message: str, engine: TorchEngine) -> None:
     async with serving(engine) as client:
         assert message in refusal(await client.post(f"/v1/explain?{query}", content=picture()), 422)
-
-
-async def test_model_without_attention_offers_the_other_methods() -> None:
-    model = small_resnet()
-    resnet = TorchEngine(model, precision="fp32", device="cpu")
-    async with serving(resnet) as client:
-        message = refusal(await client.post("/v1/explain?method=rollout", content=picture()), 422)
-        assert "rollout needs attention, which this model lacks; methods for it: grad-cam" in message
-        assert (await client.post("/v1/explain", content=picture())).status_code == 200
 
 
 async def test_model_without_a_head_serves_everything_except_classes() -> None:
@@ -224,9 +200,3 @@ async def test_description_and_its_page_have_every_route_and_no_script(engine: T
     assert "<script" not in page
     assert "style=" not in page
     assert "https://" not in page
-
-
-async def test_error_lists_class_names_that_are_not_unicode() -> None:
-    async with serving(torch_engine(class_names=("c\udcff", "dog", "ant", "bee", "cow"))) as client:
-        answer = await client.post("/v1/explain?target=cx", content=picture())
-        assert "no class 'cx'" in refusal(answer, 422)

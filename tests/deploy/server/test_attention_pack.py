@@ -13,13 +13,7 @@ from tests.analysis.explain import MODELS
 from tests.data import noise
 from tests.models import small_model, small_resnet
 from vitascope import explain
-from vitascope.deploy.server.attention_pack import (
-    pack_attention,
-    pack_heatmap,
-    pack_picture,
-    to_bytes,
-    what_fits,
-)
+from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture
 from vitascope.errors import UserError
 from vitascope.models.engines.engine import Answers, Engine, TorchEngine
 from vitascope.models.preprocess import Pixels, Preprocess
@@ -104,19 +98,6 @@ def test_pixels_that_the_model_cuts_are_left_out() -> None:
     assert tensors["heatmaps"].shape[1:] == (5, 5)
 
 
-def test_prediction_and_class_maps_match_the_library() -> None:
-    model = small_model(num_classes=5)
-    engine, pixels = engine_of(model), picture(model)
-    tensors, about = unpacked(pack_picture(engine, pixels))
-    images = images_of(engine, pixels)
-    torch.testing.assert_close(
-        tensors["probabilities"], engine.probabilities(torch.from_numpy(pixels)[None])[0]
-    )
-    (explained,) = about["explained"]["classes"]
-    assert explained == tensors["probabilities"].argmax()
-    torch.testing.assert_close(tensors["heatmaps"], explain.libra(model, images, explained))
-
-
 @pytest.mark.parametrize(
     ("options", "tokens", "reads", "last"),
     [
@@ -142,15 +123,6 @@ def test_tokens_have_their_names_in_the_order_of_the_sequence(
 
 
 # More tokens than the budget allows
-
-
-def test_size_budget_decides_which_tensors_are_included() -> None:
-    config = small_model().config  # 3 layers, 2 heads, 17 tokens
-    one = 17 * 17
-    fits = {
-        budget: what_fits(config, (4, 4), budget) for budget in (6 * one, 6 * one - 1, 2 * one, one, one - 1)
-    }
-    assert list(fits.values()) == ["all", "layer", "layer", "head", "none"]
 
 
 def test_model_without_a_head_has_attention_only() -> None:
@@ -197,36 +169,6 @@ def test_single_layer_can_be_requested(head: Any) -> None:
 
 
 # Class maps
-
-
-@pytest.mark.parametrize("method", ["grad-cam", "layer-cam", "gradient-rollout", "integrated-gradients"])
-def test_any_class_by_any_method(method: str) -> None:
-    model = small_model(**NON_SQUARE)
-    engine, pixels = engine_of(model), picture(model)
-    tensors, _ = unpacked(pack_heatmap(engine, pixels, method, 4))
-    expected = explain.METHODS[method](model, images_of(engine, pixels), 4)
-    torch.testing.assert_close(tensors["heatmaps"], expected)
-
-
-@pytest.mark.parametrize(
-    ("method", "target"), [("grad-cam", 5), ("grad-cam", -1), ("rollout", 0), ("magic", 0)]
-)
-def test_method_that_explains_no_class_is_rejected(method: str, target: int) -> None:
-    engine = engine_of(small_model())
-    with pytest.raises(UserError, match="no class"):
-        pack_heatmap(engine, picture(engine.model), method, target)
-
-
-def test_token_merging_model_has_only_class_maps_that_run_no_single_block() -> None:
-    model = small_model(token_merging=2)
-    engine, pixels = engine_of(model), picture(model)
-    tensors, about = unpacked(pack_picture(engine, pixels))
-    assert about["explained"]["method"] == "libra"
-    torch.testing.assert_close(
-        read_back(tensors, "attention"), truth_of(model, images_of(engine, pixels)), atol=1 / 500, rtol=0
-    )
-    for method in set(about["methods"]) - {"occlusion"}:
-        assert pack_heatmap(engine, pixels, method, 0)
 
 
 # Models without attention
@@ -290,8 +232,3 @@ def test_tensors_are_aligned_for_typed_arrays(tmp_path: Any) -> None:
     (tmp_path / "pack.safetensors").write_bytes(content)
     with safe_open(tmp_path / "pack.safetensors", "pt") as file:
         assert "attention" in file.keys()  # noqa: SIM118
-
-
-def test_attention_that_is_not_finite_is_rejected() -> None:
-    with pytest.raises(UserError, match="not finite"):
-        to_bytes(torch.tensor([[0.5, float("nan")]]))

@@ -123,21 +123,6 @@ async def test_batches_do_not_mix_kinds_of_work_and_the_oldest_is_first() -> Non
     assert scene.model.batches == [[0], [1, 2], [10, 20]]
 
 
-async def test_item_that_expires_in_the_queue_is_never_computed() -> None:
-    async with playing() as scene:
-        (alive,) = await scene.queued(1)
-        late = scene.ask(2, deadline=within(1000))
-        await turns()
-        advance(1000)
-        with pytest.raises(Expired, match="waiting in the queue") as expired:
-            await late
-        assert expired.value.stage == "queued"
-        assert scene.batcher.pending == 2
-        scene.model.go.set()
-        await alive
-    assert scene.model.computed() == [0, 1]
-
-
 async def test_deadline_missed_while_the_loop_was_busy_expires_the_item() -> None:
     async with playing() as scene:
         late = scene.ask(1, deadline=within(1000))
@@ -163,39 +148,6 @@ async def test_item_that_expires_during_computation_fails_and_the_rest_of_its_ba
         assert expired.value.stage == "computing"
         scene.model.go.set()
         assert (await patient).value == 4
-
-
-async def test_cancelled_item_is_never_computed_and_frees_its_place() -> None:
-    async with playing(capacity=2) as scene:
-        tasks = await scene.queued(1, 2)
-        tasks[0].cancel()
-        await turns()
-        assert scene.batcher.pending == 2
-        tasks += await scene.queued(3)  # into the freed place
-        scene.model.go.set()
-        await asyncio.gather(*tasks[1:])
-    assert scene.model.computed() == [0, 2, 3]
-
-
-async def test_item_that_breaks_its_batch_fails_alone() -> None:
-    async with playing() as scene:
-        tasks = await scene.queued(1, -1, 3)
-        scene.model.go.set()
-        good, bad, other = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(good, Outcome)
-        assert isinstance(other, Outcome)
-        assert (good.value, other.value) == (2, 6)
-        assert isinstance(bad, ArithmeticError)
-        assert (await scene.ask(4)).value == 8  # and the thread keeps running
-
-
-async def test_timeout_error_of_the_work_is_not_a_missed_deadline() -> None:
-    def slow(items: list[int]) -> list[int]:
-        raise TimeoutError("a disk")
-
-    async with playing(held=False) as scene:
-        with pytest.raises(TimeoutError, match="a disk"):
-            await scene.ask(1, work=Work("disk", slow, 1), deadline=within(1000))
 
 
 async def test_stop_cancels_queued_items_and_does_not_wait_for_the_thread() -> None:
@@ -232,21 +184,6 @@ class Long:
         """Wait until the part has begun."""
         while self.begun < number:
             await asyncio.sleep(0.001)
-
-
-async def test_batches_run_between_the_parts_of_long_work() -> None:
-    async with playing(held=False) as scene:
-        long = Long(3)
-        explaining = scene.ask(long, work=LongWork("explain"))
-        for number in (1, 2, 3):
-            await long.part(number)
-            waiting = await scene.queued(number, 10 * number)
-            assert not explaining.done()
-            long.go.release()
-            assert [outcome.value for outcome in await asyncio.gather(*waiting)] == [2 * number, 20 * number]
-        outcome = await explaining
-        assert (outcome.value, outcome.batch_size) == ("done", 1)
-    assert scene.model.batches == [[1, 10], [2, 20], [3, 30]]
 
 
 @pytest.mark.parametrize("end", ["cancelled", "late", "stopped"])

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,16 +13,7 @@ from PIL import Image, features
 
 from tests.data import bomb, encoded, noise, png
 from tests.deploy.server import readers
-from tests.deploy.server.served import (
-    PATIENCE,
-    HeldEngine,
-    Sender,
-    advance,
-    chunks_of,
-    grey,
-    serving,
-    until,
-)
+from tests.deploy.server.served import PATIENCE, HeldEngine, Sender, advance, chunks_of, grey, serving, until
 from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.batcher import Expired
 from vitascope.deploy.server.decoder_pool import UNKNOWN, DecoderPool, announced_pixels
@@ -135,10 +125,7 @@ def run_lengths() -> bytes:
         (b"\xff\xd8" + b"\xff\xfe\x00\x02" * 2000 + encoded(noise(8, 8), "JPEG")[2:], "1000 segments"),
         (png((8, 8), 8, 0, bytes(72), before=[(b"tEXt", b"a\0b")] * 3000), "chunks at most"),
         (b"P3\n2 2\n255\n" + b"1 " * 12, "not a picture of"),
-        (
-            encoded(noise(8, 8), "JPEG2000") if features.check("jpg_2000") else b"",
-            "not a picture of",
-        ),
+        (encoded(noise(8, 8), "JPEG2000") if features.check("jpg_2000") else b"", "not a picture of"),
         (run_lengths(), "run-length"),
         (bomb(7_100), "over the limit of 50"),
     ],
@@ -250,18 +237,6 @@ async def test_small_pictures_are_decoded_first() -> None:
     assert done == [20, 30, 60, 70]
 
 
-async def test_picture_that_crashes_its_process_fails_alone() -> None:
-    crashing = encoded(np.zeros((4, readers.CRASHES), dtype=np.uint8))
-    async with decoders() as found:
-        bad, good = await asyncio.gather(
-            *(found.decode(content, deadline=soon()) for content in (crashing, grey(7))),
-            return_exceptions=True,
-        )
-        assert isinstance(bad, DecodeError)
-        assert "the decoder process ended with" in str(bad)
-        assert isinstance(good, np.ndarray)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 async def test_process_that_ends_while_it_is_idle_costs_no_picture(number: int) -> None:
     async with decoders(count=2) as found:
@@ -294,16 +269,6 @@ async def test_internal_error_keeps_its_traceback() -> None:
     async with decoders(options(readers.broken)) as found:
         with pytest.raises(RuntimeError, match="ArithmeticError: a fault of ours"):
             await found.decode(grey(7), deadline=soon())
-
-
-async def test_stop_ends_busy_processes() -> None:
-    async with decoders(count=2) as found:
-        tasks = [asyncio.ensure_future(found.decode(ENDLESS, deadline=soon())) for _ in range(3)]
-        await until(lambda: len(found.waiting) == 1)
-        started = pids(found)
-    await until(lambda: not any(map(is_alive, started)))
-    for task in tasks:
-        task.cancel()
 
 
 async def test_stop_awaits_a_process_that_is_being_replaced() -> None:

@@ -1,7 +1,6 @@
 """The explorer's routes, requested as its page requests them."""
 
 import inspect
-import io
 import json
 import re
 import time
@@ -13,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from PIL import Image
 from safetensors.torch import load
 
 from tests.data import encoded, noise
 from tests.deploy.server.served import PATIENT
-from tests.models import labelling_model, small_model, small_resnet
+from tests.models import small_model, small_resnet
 from vitascope.analysis.explain.lens import lens
 from vitascope.data.samples import CREDIT, PHOTOS
 from vitascope.deploy.server import attention_pack
@@ -61,13 +59,6 @@ def client(engine: TorchEngine) -> Iterator[TestClient]:
 
 
 PICTURE = encoded(noise(40, 60))
-
-
-def test_pack_has_thresholds_where_any_number_of_classes_may_apply(engine: TorchEngine) -> None:
-    several = TorchEngine(labelling_model(0.2, 0.7, thresholds=(0.3, 0.6)), device="cpu")
-    found = load(pack_picture(several, several.pixels(noise(40, 60))))
-    np.testing.assert_allclose(found["thresholds"], [0.3, 0.6], atol=1e-6)
-    assert "thresholds" not in load(pack_picture(engine, engine.pixels(noise(40, 60))))
 
 
 def post(client: TestClient, path: str, **query: Any) -> Any:
@@ -261,15 +252,6 @@ def test_samples_of_classes_that_the_model_does_not_know_are_not_offered(client:
     assert [each.name for each in samples_for(engine_of())] == list(PHOTOS)  # its classes have no names
 
 
-def test_grey_model_has_one_sample_per_digit() -> None:
-    samples = samples_for(engine_of(in_channels=1))
-    assert [sample.name for sample in samples] == [f"digit-{digit}" for digit in range(10)]
-    assert len({sample.content for sample in samples}) == 10
-    for sample in samples:
-        assert np.asarray(Image.open(io.BytesIO(sample.content))).shape == (8, 8)
-    assert samples_for(engine_of(in_channels=2)) == []
-
-
 # With a token
 
 
@@ -298,14 +280,3 @@ def test_model_beside_answers_the_explorer_alone(client: TestClient, engine: Tor
         unknown = client.post("/beside/v1/attention?depth=1", content=PICTURE)
         assert (unknown.status_code, "unknown query parameter" in unknown.text) == (422, True)
         assert client.post("/beside/v1/predict", content=PICTURE).status_code == 404
-
-
-def test_server_ends_with_the_reason_if_the_model_beside_cannot_be_loaded(engine: TorchEngine) -> None:
-    def broken() -> TorchEngine:
-        raise UserError("no such model")
-
-    app = create_app(engine, Settings(max_batch=1, **PATIENT), beside=broken)
-    with TestClient(app, base_url="http://localhost"):
-        while app.state.service.fault is None:
-            time.sleep(0.01)
-        assert str(app.state.service.fault) == "no such model"

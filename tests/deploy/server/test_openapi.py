@@ -10,7 +10,6 @@ from fastapi.openapi.models import OpenAPI
 from pydantic import TypeAdapter
 
 from tests.deploy.server.served import ALL, HeldEngine, grey, picture, play, refusal, serving
-from tests.models import labelling_model
 from vitascope.deploy.server import openapi
 from vitascope.models.engines.engine import TorchEngine
 
@@ -104,17 +103,6 @@ async def test_real_responses_match_the_document(engine: TorchEngine) -> None:
             answer = await client.request(method, path, **options)
             assert (answer.status_code >= 400) == (shape in (openapi.Problem, openapi.OpenAIProblem))
             TypeAdapter(shape).validate_json(answer.content, strict=True)  # raises where they differ
-
-
-async def test_responses_of_a_model_of_several_classes_match_the_document() -> None:
-    async with serving(TorchEngine(labelling_model(0.2, 0.7), device="cpu")) as client:
-        about = (await client.get("/v1/model")).content
-        described = TypeAdapter(openapi.ModelDescription).validate_json(about, strict=True)
-        assert (described.outputs, described.thresholds) == ("independent", [0.5, 0.5])
-        for threshold, applying in ((0.6, 1), (0.9, 0)):
-            answer = await client.post(f"/v1/predict?threshold={threshold}", content=picture())
-            found = TypeAdapter(openapi.Predictions).validate_json(answer.content, strict=True)
-            assert found.labels == found.predictions[:applying]
 
 
 async def test_document_and_page_name_the_prefix_of_a_proxy() -> None:

@@ -20,16 +20,7 @@ import pytest
 
 from tests.data import encoded, noise
 from tests.deploy.server.readers import no_model
-from tests.deploy.server.served import (
-    NAMES,
-    PATIENCE,
-    HeldEngine,
-    advance,
-    grey,
-    listening,
-    picture,
-    until,
-)
+from tests.deploy.server.served import NAMES, PATIENCE, HeldEngine, advance, grey, listening, picture, until
 from tests.models import small_model
 from vitascope.deploy.server import http_server
 from vitascope.deploy.server.http_server import HTTPServer
@@ -281,15 +272,6 @@ async def test_connections_without_a_complete_request_are_closed() -> None:
         await until(lambda: not server.connections)
 
 
-async def test_response_does_not_wait_for_acknowledgements() -> None:
-    """asyncio leaves Nagle's algorithm on for sockets that we accept: a body then waits for its head."""
-    async with listening(HeldEngine()) as (server, address), connected(address, ASK) as reader:
-        await reader.readline()
-        (connection,) = server.connections
-        accepted = connection.transport.get_extra_info("socket")
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 async def test_connection_whose_response_is_not_read_is_closed() -> None:
     engine = HeldEngine()
     engine.class_names = ("x" * 20_000_000,)
@@ -469,14 +451,6 @@ async def test_client_that_leaves_while_its_request_waits_is_noticed() -> None:
         async with connected(address, prediction(3)) as last:
             assert (await last.readline()) == b"HTTP/1.1 200 OK\r\n"
     assert 2 not in engine.computed()
-
-
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_ipv6_any_address_accepts_ipv4() -> None:
-    with listen(Settings(host="::", port=0)) as port:
-        number = port.getsockname()[1]
-        for address in ("127.0.0.1", "::1"):
-            socket.create_connection((address, number), timeout=5).close()
 
 
 def test_model_that_cannot_be_loaded_ends_all_workers_in_one_error(capfd: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,6 @@ from tests.deploy.server.served import (
     until,
 )
 from vitascope.deploy.server.admission import STOPPING, Room
-from vitascope.errors import UserError
 from vitascope.models.engines.engine import Answers, TorchEngine
 
 
@@ -48,17 +47,6 @@ async def test_overload_is_rejected_with_a_retry_time_and_recovers(monkeypatch: 
     assert sorted(engine.computed()) == [0, 1, 2, 3, 5]
 
 
-async def test_body_of_a_rejected_request_is_not_read() -> None:
-    engine = HeldEngine()
-    async with serving(engine, queue=1) as client:
-        accepted = await client.holding(engine)
-        rejected = Sender(client.app)
-        assert await rejected.send(chunks_of(grey(2), 1)) == 429
-        assert rejected.asked == 0
-        engine.go.set()
-        await accepted
-
-
 async def test_request_that_expires_in_the_queue_is_a_504_and_never_computed() -> None:
     engine = HeldEngine()
     async with serving(engine) as client:
@@ -71,16 +59,6 @@ async def test_request_that_expires_in_the_queue_is_a_504_and_never_computed() -
         assert (await first).status_code == 200
         assert await client.counted("vitascope_expired_total") == 1
     assert engine.computed() == [1]
-
-
-async def test_client_may_only_shorten_the_deadline() -> None:
-    engine = HeldEngine()
-    async with serving(engine, deadline_ms=100_000) as client:
-        engine.hold()
-        late = client.predict(grey(2), headers={"X-Deadline-Ms": "600000"})
-        assert await asyncio.to_thread(engine.begun.wait, PATIENCE)
-        advance(100)
-        assert "while computing" in refusal(await late, 504)
 
 
 async def test_waiting_for_the_event_loop_counts_against_the_deadline(
@@ -152,17 +130,6 @@ async def test_server_is_live_during_loading_and_ready_afterwards() -> None:
         await until(lambda: client.app.state.service.admission.why_not_ready() == "")
         assert (await client.get("/readyz")).status_code == 200
         assert (await client.predict(grey(1))).status_code == 200
-
-
-async def test_model_that_cannot_be_loaded_is_reported() -> None:
-    def load() -> HeldEngine:
-        raise UserError("no such model")
-
-    async with serving(load, ready=False) as client:
-        service = client.app.state.service
-        await until(lambda: service.fault is not None)
-        assert "cannot be loaded: no such model" in refusal(await client.get("/readyz"), 503)
-        assert isinstance(service.fault, UserError)
 
 
 async def test_server_with_a_hanging_model_is_live_but_not_ready() -> None:

@@ -45,9 +45,7 @@ def test_pictures_of_one_size_are_batched_and_results_keep_their_order() -> None
     assert sorted(engine.given) == [(1, 3, 5, 4), (2, 3, 2, 3), (2, 3, 4, 5)]
 
 
-def test_model_folder_is_opened_in_torch_under_its_name(
-    tmp_path: Path,
-) -> None:
+def test_model_folder_is_opened_in_torch_under_its_name(tmp_path: Path) -> None:
     fit = Preprocess(image_size=(32, 32))
     vs.save_pretrained(with_preprocess(small_model(depth=1), fit), tmp_path / "model")
     (tmp_path / "model" / "other.onnx").write_bytes(b"")  # it is still the model's folder

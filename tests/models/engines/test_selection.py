@@ -76,9 +76,7 @@ def calibrated() -> TorchEngine:
     return TorchEngine(with_trust(small_model(num_classes=4, class_names=tuple("abcd"))), device="cpu")
 
 
-def test_verdict_has_the_set_and_the_reason_why_the_class_is_not_known(
-    calibrated: TorchEngine,
-) -> None:
+def test_verdict_has_the_set_and_the_reason_why_the_class_is_not_known(calibrated: TorchEngine) -> None:
     assert calibrated.sets is not None
     limit = float(calibrated.sets.limits(0.8))
     sure, unsure = [1 - 3e-3, 1e-3, 1e-3, 1e-3], [0.1, limit, 0.0, 0.9 - limit]
@@ -116,9 +114,7 @@ def test_a_class_is_known_only_if_unfamiliar_pictures_can_be_told(
     assert (unlike.unknown, usual.unknown) == (("unfamiliar", None) if enough else ("unchecked", "unchecked"))
     assert usual.in_words() == ""
     if familiar is not None and not enough:
-        with pytest.raises(
-            UserError, match=r"at 10% false alarms need 9 .*, and the model was calibrated on 1$"
-        ):
+        with pytest.raises(UserError, match=r"at 10% false alarms need 9 .*, and the model was calibrated"):
             selection.check(engine)
     else:
         selection.check(engine)

@@ -69,12 +69,6 @@ def test_a_single_file_of_any_name_has_the_settings_beside_it(tmp_path: Path) ->
     assert open_source(tmp_path).config == {"architecture": "y"}
 
 
-@pytest.mark.parametrize("ref", ["owner/birds", "hf-hub:owner/birds", "owner/birds@main"])
-def test_a_hub_id_is_read_from_the_cache(hub_cache: Path, ref: str) -> None:
-    assert identify(ref)[1].name == "vitascope"
-    assert torch.equal(state(from_pretrained(ref)), state(small_model()))
-
-
 def test_the_requested_revision_is_read(hub_cache: Path) -> None:
     expected = state(small_model(seed=1))
     assert torch.equal(state(from_pretrained("owner/birds", revision="old")), expected)
@@ -90,17 +84,6 @@ def test_a_revision_is_never_ignored(hub_cache: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("vitascope.models.weights.hub.fetch_torchvision", lambda file: pytest.fail(file))
     with pytest.raises(CheckpointError, match="revision 'v1' has no meaning"):
         open_source("torchvision/vit_b_16", "v1")
-
-
-def test_the_home_of_an_unknown_user_is_rejected() -> None:
-    with pytest.raises(CheckpointError, match=r"^~nobody-of-this-name/vit: no such model"):
-        open_source("~nobody-of-this-name/vit")
-
-
-def test_a_model_folder_is_read_before_a_folder_in_it(tmp_path: Path) -> None:
-    save_pretrained(small_model(seed=1), tmp_path)
-    save_pretrained(small_model(seed=2), tmp_path / "model")
-    assert torch.equal(state(from_pretrained(tmp_path)), state(small_model(seed=1)))
 
 
 def test_an_unknown_family_is_rejected_before_fetching(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,16 +49,6 @@ def test_a_timm_model_has_imagenet_names_by_its_tag(
     assert from_pretrained(f"timm:{file}").config.class_names == expected
 
 
-def test_own_names_of_a_timm_model_have_precedence(tmp_path: Path) -> None:
-    own = tuple(f"bird {index}" for index in range(1000))
-    model = small_model(embed_dim=64, num_heads=1, num_classes=1000, class_names=own)
-    save_pretrained(model, tmp_path, format="timm")
-    settings = json.loads((tmp_path / "config.json").read_text())
-    settings["pretrained_cfg"]["tag"] = "in1k"
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert from_pretrained(tmp_path).config.class_names == own
-
-
 def test_torchvisions_published_files_have_imagenet_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

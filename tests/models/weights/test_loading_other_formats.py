@@ -50,22 +50,11 @@ def test_the_kind_of_other_weights_in_a_folder_is_named(
     assert re.search(reason, load_error(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["tf_model.h5", "flax_model.msgpack", "model.onnx"])
-def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"\x89HDF" * 20)
-    assert f"{name} is " in load_error(tmp_path / name)
-
-
 def test_the_tensors_of_an_adapter_are_recognized_by_name(tmp_path: Path) -> None:
     layer = "base_model.model.vit.encoder.layer.0.attention.attention.query"
     tensors = {f"{layer}.lora_{part}.weight": torch.zeros(2, 2) for part in "AB"}
     save_file(tensors, tmp_path / "mine.safetensors")
     assert "a LoRA adapter of PEFT, not a complete model" in load_error(tmp_path / "mine.safetensors")
-
-
-def test_the_state_of_an_optimizer_is_named(tmp_path: Path) -> None:
-    torch.save({"state": {0: {"step": 1}}, "param_groups": []}, tmp_path / "optimizer.pt")
-    assert "a state of transformers' Trainer, not the model" in load_error(tmp_path / "optimizer.pt")
 
 
 @pytest.mark.parametrize("prefix", ["model.", "net.", "model.module._orig_mod.backbone."])
@@ -92,13 +81,6 @@ def test_tensors_beside_a_wrapped_model_are_named_with_advice_that_works(tmp_pat
     assert advice
     torch.save(eval(advice[1], {"state": state}), tmp_path / "model.pth")  # noqa: S307 - as above
     assert_same(tmp_path / "model.pth")
-
-
-def test_a_checkpoint_of_a_trainer_is_read(tmp_path: Path) -> None:
-    save_pretrained(small_model(**OPTIONS), tmp_path / "checkpoint-500", format="huggingface")
-    for name in ("optimizer.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"):
-        (tmp_path / "checkpoint-500" / name).write_bytes(b"x")
-    assert_same(tmp_path / "checkpoint-500")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_only_one_form_of_the_weights_is_copied(web_store: Store) -> None:
         (folder / name).write_bytes(b"x")
     url = web_store.add("model")
     assert names_of(local_model(url)) == [
-        *("README.md", "config.json", "model.safetensors", "preprocessor_config.json"),
+        *("README.md", "config.json", "model.safetensors", "preprocessor_config.json")
     ]
     expected = small_model()
     assert_bitwise(from_pretrained(url).state_dict(), expected.state_dict())

@@ -10,7 +10,6 @@ from vitascope.data.splits import ImageSet
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.training.options.groups import Balance
-from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.tasks.classify import class_weights_of
 from vitascope.training.tasks.losses import asymmetric_loss, binary_focal_loss, focal_loss
 
@@ -95,13 +94,3 @@ def test_named_weights_are_taken_as_they_are_and_others_are_1() -> None:
 def test_impossible_weights_are_rejected(weights: Any, named: str) -> None:
     with pytest.raises(UserError, match=named):
         Balance(class_weights=weights)
-
-
-def test_a_weight_of_an_unknown_class_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"dogs.*dog"):
-        class_weights_of(Balance(class_weights=("dogs=2",)), IMAGES)
-
-
-def test_a_configuration_keeps_the_weights() -> None:
-    config = TrainConfig.from_recipe("base", data="photos", class_weights={"a": 2})
-    assert TrainConfig.from_dict(config.to_dict()).balance.weights_by_class() == {"a": 2.0}

@@ -9,7 +9,6 @@ from vitascope.training.tasks.patch_targets import (
     ColorTarget,
     NormalizedPixelTarget,
     PixelTarget,
-    class_colors,
     color_classes,
 )
 
@@ -64,13 +63,6 @@ def test_colours_have_three_bits_red_first() -> None:
         color_classes(levels, (1, 1), 1).flatten(),
         torch.arange(256) * 8 // 255 - (torch.arange(256) == 255).long(),
     )
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_colour_of_each_class_belongs_to_that_class(channels: int) -> None:
-    classes = torch.arange(8**channels)
-    colours = class_colors(classes, channels)  # (K, C)
-    assert torch.equal(color_classes(colours[:, :, None, None], (1, 1), 1).flatten(), classes)
 
 
 def test_picture_of_the_correct_classes_is_the_image_in_3_bits() -> None:

@@ -2,13 +2,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.models import random_images, small_model, with_preprocess
 from vitascope.errors import UserError
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.weights.loading import save_pretrained
-from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.training.tasks.teachers import class_order, open_teacher
 
 PETS = ("ant", "bee", "cat", "dog", "elk")
@@ -36,16 +34,6 @@ def test_teacher_returns_its_models_logits_of_normalized_images(tmp_path: Path) 
     assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
 
 
-def test_images_are_resized_to_the_teachers_size(tmp_path: Path) -> None:
-    teacher = open_teacher(saved(tmp_path, class_names=PETS), PETS, device="cpu")
-    ours = small_model(class_names=PETS)
-    for size in ((64, 64), (24, 40)):
-        images = pictures(2, 3, *size)
-        seen = F.interpolate(images, (32, 32), mode="bilinear", antialias=True)
-        normalized = default_preprocess(ours.config).normalize(seen)
-        torch.testing.assert_close(teacher(images), ours(normalized))
-
-
 def test_teachers_classes_are_reordered_to_match_the_data(tmp_path: Path) -> None:
     ours = ("dog", "ant", "elk", "cat", "bee")
     ref, images = saved(tmp_path, class_names=PETS), pictures(2, 3, 32, 32)
@@ -54,23 +42,9 @@ def test_teachers_classes_are_reordered_to_match_the_data(tmp_path: Path) -> Non
         torch.testing.assert_close(permuted[:, index], alike[:, PETS.index(name)])
 
 
-def test_teacher_computes_in_its_own_precision(tmp_path: Path) -> None:
-    ref, images = saved(tmp_path, class_names=PETS), pictures(2, 3, 32, 32)
-    exact = open_teacher(ref, PETS, device="cpu")
-    rounded = open_teacher(ref, PETS, device="cpu", precision=torch.bfloat16)
-    alone = exact(images)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(exact(images), alone, rtol=0, atol=0)
-    assert rounded(images).dtype == torch.float32
-    assert not torch.equal(rounded(images), alone)
-    torch.testing.assert_close(rounded(images), alone, rtol=0.1, atol=0.1)
-
-
 def test_other_classes_are_rejected_with_the_difference(tmp_path: Path) -> None:
     ref = saved(tmp_path, class_names=PETS)
-    with pytest.raises(
-        UserError, match=r"5 classes, which are not the 3 .* lacks fly; the data lack cat, dog, elk"
-    ):
+    with pytest.raises(UserError, match=r"5 classes, which are not the 3 .* lacks fly; the data lack cat"):
         open_teacher(ref, ("ant", "bee", "fly"), device="cpu")
     with pytest.raises(UserError, match="it lacks fly; the data lack elk"):
         open_teacher(ref, ("ant", "bee", "cat", "dog", "fly"), device="cpu")

@@ -1,6 +1,5 @@
 """Deletion, insertion and ROAD on a model that is linear in its image, against closed forms."""
 
-import itertools
 import math
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models import random_images, small_config, small_model, small_resnet
+from tests.models import random_images, small_config, small_model
 from vitascope.analysis.explain.faithfulness import perturbation
 from vitascope.analysis.explain.faithfulness.compare import RANDOM_MAPS, HeatmapFunction, compare
 from vitascope.analysis.explain.faithfulness.perturbation import blur, impute
@@ -17,7 +16,7 @@ from vitascope.analysis.explain.faithfulness.results import Comparison, Scores
 from vitascope.analysis.explain.heatmaps import cell_of_pixels
 from vitascope.analysis.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
 from vitascope.errors import UserError
-from vitascope.explain import attention, rollout
+from vitascope.explain import attention
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.vit import VisionTransformer
 
@@ -116,26 +115,9 @@ def test_scores_of_a_linear_model_equal_its_sums(
             assert values[index] == pytest.approx(np.mean(imputed), abs=1e-6)
 
 
-def test_trapezoid_width_is_the_removed_share() -> None:
-    """16 cells in 3 steps: 5, then 6, then 5."""
-    model = LinearModel()
-    images = model.images(1)
-    found = compare(model, images, {"true": evidence_map}, target=1, steps=3)
-    there = np.sort(model.evidence(images[0]))[::-1]
-    heights = [0.5 + there[count:].sum() for count in (0, 5, 11, 16)]
-    area = sum(
-        width / 16 * (a + b) / 2 for width, (a, b) in zip((5, 6, 5), itertools.pairwise(heights), strict=True)
-    )
-    assert found.scores["true"].deletion[0] == pytest.approx(area, abs=1e-6)
-
-
 def test_truth_is_better_than_random_and_its_reverse_worse() -> None:
     model = LinearModel()
-    methods: dict[str, Any] = {
-        "constant": constant_map,
-        "reversed": reversed_map,
-        "true": evidence_map,
-    }
+    methods: dict[str, Any] = {"constant": constant_map, "reversed": reversed_map, "true": evidence_map}
     found = compare(model, model.images(12), methods, steps=4, shares=(0.3, 0.7))
     assert found.best == "true"
     rows = {row.method: row for row in found.table()}
@@ -152,11 +134,7 @@ def test_ties_are_broken_at_random_by_the_seed() -> None:
     def two_levels(model: VisionModel, images: Tensor, target: Target) -> Tensor:
         return evidence_map(model, images, target) > 0.01  # bool: 0 and 1
 
-    methods: dict[str, Any] = {
-        "levels": two_levels,
-        "constant": constant_map,
-        "true": evidence_map,
-    }
+    methods: dict[str, Any] = {"levels": two_levels, "constant": constant_map, "true": evidence_map}
     first, same, other = (
         compare(model, images, methods, target=1, steps=8, shares=(0.5,), seed=seed) for seed in (0, 0, 1)
     )
@@ -223,17 +201,6 @@ def test_class_is_predicted_from_the_original_image() -> None:
         assert found.scores["method"].deletion[index] == pytest.approx(expected)
 
 
-def test_classes_are_given_by_name_or_per_image() -> None:
-    model = LinearModel(class_names=("no", "yes", "never"))
-    images = model.images(2)
-    by_name = compare(model, images, {"true": evidence_map}, target="yes", **QUICK)
-    one_each = compare(model, images, {"true": evidence_map}, target=["no", 1], **QUICK)
-    assert by_name.classes == (1, 1)
-    assert one_each.classes == (0, 1)
-    assert one_each.scores["true"].deletion[1] == by_name.scores["true"].deletion[1]
-    assert one_each.scores["true"].deletion[0] != by_name.scores["true"].deletion[0]
-
-
 @pytest.mark.parametrize("size", [1, 5, 64])
 def test_no_more_variants_at_once_than_the_batch_size(size: int) -> None:
     model = LinearModel()
@@ -270,45 +237,6 @@ def test_model_is_measured_in_evaluation_mode_and_restored(training: bool) -> No
     assert all(parameter.grad is None for parameter in model.parameters())
     again = compare(model.eval(), images, {"attention": method}, **QUICK)
     assert np.array_equal(measured(found.scores["attention"]), measured(again.scores["attention"]))
-
-
-def test_methods_may_compute_gradients() -> None:
-    model = small_model()
-
-    def saliency(model: VisionModel, images: Tensor, target: Target) -> Tensor:
-        images = images.clone().requires_grad_()
-        pooled = model.embed(images)
-        target.score(pooled, model.head(pooled)).sum().backward()
-        assert images.grad is not None
-        return nn.functional.avg_pool2d(images.grad.abs().sum(dim=1), 8)
-
-    found = compare(model, random_images(2, 3, 32, 32), {"saliency": saliency}, **QUICK)
-    assert np.isfinite(measured(found.scores["saliency"])).all()
-
-
-@pytest.mark.parametrize("image_size", [(64, 64), (40, 72)])
-def test_resnet_is_compared_on_the_grid_of_its_features(image_size: tuple[int, int]) -> None:
-    model = small_resnet()
-    images = random_images(2, 3, *image_size)
-    grid = (-(-image_size[0] // 8), -(-image_size[1] // 8))
-    found = compare(model, images, {"flat": lambda *_: torch.ones(1, *grid)}, steps=3)
-    assert found.grid == grid
-    assert np.isfinite(measured(found.scores["flat"])).all()
-
-
-@pytest.mark.parametrize("options", [{"distillation_token": True}, {"pool": "map", "num_registers": 2}])
-def test_any_vision_transformer_is_compared(options: dict[str, Any]) -> None:
-    model = small_model(**options, image_size=(16, 32))
-    methods: dict[str, Any] = {
-        "attention": attended,
-        "rollout": lambda model, images, target: rollout(model, images),
-    }
-    found = compare(model, random_images(2, 3, 16, 32), methods, steps=100)
-    assert (found.images, found.grid, found.steps) == (2, (2, 4), 8)  # no more steps than cells
-    assert list(found.scores) == ["attention", "rollout", "random"]
-    assert all(second > 0 for second in found.scores["rollout"].seconds)
-    for scores in found.scores.values():
-        assert ((measured(scores) >= 0) & (measured(scores) <= 1)).all()
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,13 @@ import pytest
 import torch
 
 import vitascope as vs
-from tests.models import random_images, small_model
+from tests.models import small_model
 from tests.models.weights import edit, edit_config
-from vitascope.errors import UserError
 from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.files import CheckpointError
 
 DINOV3 = {"positions": "rotary", "norm_eps": 1e-5, "layer_scale": 1e-5, "qkv_bias": "none"}
 CLIP = {"embedding_norm": True, "patch_bias": False, "norm_eps": 1e-5, "num_classes": 12}
-
-
-def clip_file(folder: Path, *, bias: float, **settings: object) -> Path:
-    """A folder as timm writes it: without a word about the outputs."""
-    model = small_model(**CLIP)
-    torch.nn.init.constant_(model.head.bias, bias)
-    vs.save_pretrained(model, folder, format="timm")
-    edit_config(folder, **settings)
-    return without_outputs(folder)
 
 
 def without_outputs(folder: Path) -> Path:
@@ -37,26 +27,6 @@ def loaded(folder: Path) -> VisionTransformer:
     model = vs.from_pretrained(folder)
     assert isinstance(model, VisionTransformer)
     return model
-
-
-def test_projection_of_clip_is_an_embedding_and_never_classes(tmp_path: Path) -> None:
-    model = loaded(clip_file(tmp_path / "clip", bias=0.0))
-    assert (model.config.outputs, model.config.gives_classes) == ("embedding", False)
-    assert model(random_images(2, 3, 32, 32)).shape == (2, 12)
-    for ask in (
-        lambda: vs.Predictor(model),
-        lambda: vs.evaluate(model, "digits"),
-        lambda: vs.export(model, tmp_path / "model.onnx"),
-        lambda: vs.explain.grad_cam(model, random_images(1, 3, 32, 32)),
-    ):
-        with pytest.raises(UserError, match="no head for classes"):
-            ask()
-
-
-def test_classifier_that_was_trained_from_clip_has_classes(tmp_path: Path) -> None:
-    assert loaded(clip_file(tmp_path / "trained", bias=0.1)).config.gives_classes
-    named = clip_file(tmp_path / "named", bias=0.0, label_names=[f"class {index}" for index in range(12)])
-    assert loaded(named).config.gives_classes
 
 
 @pytest.mark.parametrize("outputs", ["exclusive", "independent", "embedding"])
