@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitascope.data.reading import B, Reader, ReadingPool, read_here
 from vitascope.models.engines.engine import Engine, stacks
+from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.network import usable_cores
 
 T = TypeVar("T", bound=Sized)
@@ -81,3 +82,18 @@ def _together(read: tuple[Any, npt.NDArray[np.uint8], dict[int, str]]) -> Pictur
     good = [place for place in range(len(items)) if place not in faults]
     stack = torch.from_numpy(pixels[good] if faults else pixels)
     return PictureBatch(items, [(list(range(len(good))), stack)] if good else [], faults)
+
+
+def computed_batches(
+    batches: Iterable[PictureBatch[T]], compute: Callable[[Tensor], Sequence[Tensor]], device: torch.device
+) -> Iterator[tuple[PictureBatch[T], list[Tensor]]]:
+    """Batches with what is computed of their readable pictures, on the CPU; a GPU computes the next one while
+    one is used, and receives the one after it."""
+
+    def send(batch: PictureBatch[T]) -> tuple[Tensor, ...]:
+        return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
+
+    moved = copied_ahead(batches, send, device)
+    started = ((batch, Fetched(batch.in_order(list(map(compute, stacks))))) for batch, stacks in moved)
+    for batch, fetched in one_late(started, device):
+        yield batch, fetched.wait()

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from vitascope.data.contents import digests_of
 from vitascope.data.features.cache import Contents, FeatureCache, Features
-from vitascope.data.pictures import PictureBatch, stream
+from vitascope.data.pictures import PictureBatch, computed_batches, stream
 from vitascope.data.reading import ImageReader
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageSource, source_name
 from vitascope.models.engines.compute import DEFAULT, Compute
 from vitascope.models.engines.engine import WHOLE_PICTURES, Engine, TorchEngine
 from vitascope.models.engines.features import FeatureSpec
-from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 
 BATCH_SIZE = 64
 """On a CPU."""
@@ -29,7 +28,6 @@ BLOCK = 512
 """Images that are looked up together, and whose features come together."""
 
 Indices = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +81,9 @@ class FeatureStream:
 
     def __iter__(self) -> Generator[FeatureRows, None, None]:
         try:
-            for batch in self._computed():
+            for batch, columns in self._computed():
                 for block in self._blocks:
-                    block.receive(batch)
+                    block.receive(batch, columns)
                 yield from self._finished()
             yield from self._finished()
         finally:
@@ -110,38 +108,31 @@ class FeatureStream:
         if len(pending):
             yield pending
 
-    def _computed(self) -> Iterator[_Batch]:
-        """The missing images in batches; an accelerator computes one while the next is read and copied."""
-        yield from map(self._checked, one_late(self._started(), self.engine.device))
+    def _computed(self) -> Iterator[tuple[PictureBatch[Indices], list[Features]]]:
+        """The missing images in batches, with their features for each representation."""
+        engine, reader = self.engine, ImageReader(self.sources, self.engine.preprocess)
 
-    def _started(self) -> Iterator[_Batch]:
-        """The missing images in batches whose features are on the way to the CPU."""
-        engine = self.engine
-        reader = ImageReader(self.sources, engine.preprocess)
-
-        def send(batch: PictureBatch[Indices]) -> tuple[Tensor, ...]:
-            return tuple(to_device(pixels, engine.device) for _, pixels in batch.stacks)
+        def features(pixels: Tensor) -> list[Tensor]:
+            return engine.features(pixels, self.specs, batch_size=self.batch_size)
 
         with closing(stream(engine, reader, self._missing(), self.batch_size, self.workers)) as batches:
-            for batch, on_device in copied_ahead(batches, send, engine.device):
+            for batch, columns in computed_batches(batches, features, engine.device):
                 self.unreadable |= {int(batch.items[row]): reason for row, reason in batch.faults.items()}
                 self.computed += int(batch.readable.sum())
-                columns = [
-                    engine.features(pixels, self.specs, batch_size=self.batch_size) for pixels in on_device
-                ]
-                yield _Batch(batch.items, batch.readable, Fetched(batch.in_order(columns)))
+                arrays = [column.numpy() for column in columns]
+                self._check(batch, arrays)
+                yield batch, arrays
 
-    def _checked(self, batch: _Batch) -> _Batch:
-        """A batch whose features have arrived, and are finite."""
-        for spec, features in zip(self.specs, batch.features, strict=False):
-            wrong = np.flatnonzero(~np.isfinite(features.numpy()).all(axis=1))
+    def _check(self, batch: PictureBatch[Indices], columns: Sequence[Features]) -> None:
+        """Reject features that are not finite."""
+        for spec, features in zip(self.specs, columns, strict=False):
+            wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
             if len(wrong):
-                index = int(batch.indices[batch.readable][wrong[0]])
+                index = int(batch.items[batch.readable][wrong[0]])
                 raise UserError(
                     f"image {index}, {source_name(self.sources[index])}: its features ({spec}) are not "
                     f"finite in {self.engine.precision_for(self.batch_size)}: use fp32, or check the weights"
                 )
-        return batch
 
     def _finished(self) -> Iterator[FeatureRows]:
         """The blocks, in their order, of which no image is missing any more."""
@@ -149,20 +140,6 @@ class FeatureStream:
             block = self._blocks.popleft()
             if block.kept.any():
                 yield FeatureRows(block.indices[block.kept], block.features())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-    """Computed images."""
-
-    indices: Indices  # (n,)
-    readable: Mask  # (n,)
-    fetched: Fetched
-
-    @property
-    def features(self) -> list[Tensor]:
-        """For each representation (m, D), of the m readable ones, on the CPU; empty if there are none."""
-        return self.fetched.wait()
 
 
 class _Block:
@@ -188,19 +165,19 @@ class _Block:
         """Whether all images that are computed have come."""
         return self._awaited == 0
 
-    def receive(self, batch: _Batch) -> None:
+    def receive(self, batch: PictureBatch[Indices], columns: Sequence[Features]) -> None:
         """Take what a batch has of this block; new features go into the caches."""
-        own = (batch.indices >= self.indices[0]) & (batch.indices <= self.indices[-1])
-        if not own.any():
+        inside = (batch.items >= self.indices[0]) & (batch.items <= self.indices[-1])
+        if not inside.any():
             return
-        self._awaited -= int(own.sum())
-        self.kept[batch.indices[own & ~batch.readable] - self.indices[0]] = False
-        rows = own[batch.readable]
+        self._awaited -= int(inside.sum())
+        self.kept[batch.items[inside & ~batch.readable] - self.indices[0]] = False
+        rows = inside[batch.readable]
         if not rows.any():
             return
-        received = [features.numpy()[rows] for features in batch.features]
+        received = [features[rows] for features in columns]
         self._received.append(received)
-        among = batch.indices[own & batch.readable] - self.indices[0]  # the images of this block
+        among = batch.items[inside & batch.readable] - self.indices[0]  # the images of this block
         for cache, places, features in zip(self.caches, self.places, received, strict=True):
             if cache is not None and self.contents is not None:
                 new = places[among] < 0

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitascope.arguments import checked
 from vitascope.data.listing import images_below
-from vitascope.data.pictures import PictureBatch, stream
+from vitascope.data.pictures import PictureBatch, computed_batches, stream
 from vitascope.data.reading import FileReader
 from vitascope.data.stored import ImageFile, StoredImage, TableImage, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
@@ -40,7 +40,6 @@ from vitascope.models.engines.compute import BatchSize, Views, Workers
 from vitascope.models.engines.engine import Engine, stacks
 from vitascope.models.engines.runtimes import as_engine, open_engine
 from vitascope.models.engines.selection import REASONS, ClassSelection, Unknown, Verdict
-from vitascope.models.engines.transfer import Fetched, copied_ahead, one_late, to_device
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
 from vitascope.remote.stores import is_url
@@ -370,17 +369,12 @@ class Predictor:
         self, read: Iterable[PictureBatch[T]], selection: ClassSelection
     ) -> Iterator[tuple[PictureBatch[T], Iterator[ImageResult]]]:
         """Batches with the results of their pictures; a GPU computes the next ones meanwhile."""
-        device = self.engine.device
 
-        def send(batch: PictureBatch[T]) -> tuple[Tensor, ...]:
-            return tuple(to_device(pixels, device) for _, pixels in batch.stacks)
+        def answers(pixels: Tensor) -> list[Tensor]:
+            return self.engine.answers(pixels).known()[1:]
 
-        def answered(batch: PictureBatch[T], pixels: Sequence[Tensor]) -> Fetched:
-            return Fetched(batch.in_order([self.engine.answers(stack).known()[1:] for stack in pixels]))
-
-        started = ((batch, answered(batch, pixels)) for batch, pixels in copied_ahead(read, send, device))
-        for batch, fetched in one_late(started, device):
-            yield batch, self._described(batch, fetched.wait(), selection)
+        for batch, columns in computed_batches(read, answers, self.engine.device):
+            yield batch, self._described(batch, columns, selection)
 
     def _described(
         self, batch: PictureBatch[Any], answers: Sequence[Tensor], selection: ClassSelection
