@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,6 @@ from vitascope.models.weights.identification import reject_model
 from vitascope.remote.outputs import Output
 from vitascope.storage import check_local, explaining_failure
 
-T = TypeVar("T", bound=Sized)
 MEMORY_GB = 4.0
 """Features that are held in memory; more have to go into a file."""
 
@@ -101,9 +100,9 @@ class Embeddings(OfImages):
         Raises:
             UserError: a damaged file.
         """
-        if not isinstance(self.kept, Path):
-            return self.kept[1]
-        return self._whole(read_features(self.kept))
+        features = read_features(self.kept) if isinstance(self.kept, Path) else self.kept[1]
+        self._check_count(len(features))
+        return features
 
     def blocks(self) -> Iterator[Features]:
         """The features, up to `BLOCK` images at a time; those of a file are read as they are taken.
@@ -118,13 +117,12 @@ class Embeddings(OfImages):
         for features in read_blocks(self.kept, BLOCK):
             count += len(features)
             yield features
-        self._whole(range(count))
+        self._check_count(count)
 
-    def _whole(self, features: T) -> T:
+    def _check_count(self, features: int) -> None:
         """Reject features of a file that are not of as many images as it names."""
-        if len(features) != len(self):
-            raise UserError(f"{self.kept}: {len(features):,} features of {counted(len(self), 'image')}")
-        return features
+        if features != len(self):
+            raise UserError(f"{self.kept}: {features:,} features of {counted(len(self), 'image')}")
 
     @property
     def targets(self) -> Targets | None:

@@ -157,7 +157,7 @@ class _Block:
         ]
         self.missing = np.any([places < 0 for places in self.places], axis=0)  # (n,), whether it is computed
         self.kept = np.ones(len(indices), np.bool_)  # (n,), whether it can be read
-        self._received: list[list[Features]] = []  # by batch, the features for each representation
+        self._rows: list[Features] = []  # for each representation (n, D), once there are any
         self._awaited = int(self.missing.sum())
 
     @property
@@ -172,29 +172,26 @@ class _Block:
             return
         self._awaited -= int(inside.sum())
         self.kept[batch.items[inside & ~batch.readable] - self.indices[0]] = False
-        rows = inside[batch.readable]
-        if not rows.any():
-            return
-        received = [features[rows] for features in columns]
-        self._received.append(received)
         among = batch.items[inside & batch.readable] - self.indices[0]  # the images of this block
-        for cache, places, features in zip(self.caches, self.places, received, strict=True):
+        for number, column in enumerate(columns):
+            features, cache = column[inside[batch.readable]], self.caches[number]
+            self._put(number, among, features)
             if cache is not None and self.contents is not None:
-                new = places[among] < 0
+                new = self.places[number][among] < 0
                 cache.add(self.contents[among[new]], features[new])
+
+    def _put(self, number: int, images: npt.NDArray[Any], features: Features) -> None:
+        """Take the features of some images for a representation."""
+        if number == len(self._rows):
+            self._rows.append(np.empty((len(self.indices), features.shape[1]), np.float32))
+        self._rows[number][images] = features
 
     def features(self) -> list[Features]:
         """For each representation those of the kept images, float32 (m, D), m at least 1."""
-        missing, found = self.missing[self.kept], []
-        for number, (cache, places) in enumerate(zip(self.caches, self.places, strict=True)):
-            parts = [batch[number] for batch in self._received]
-            if cache is not None and not missing.all():
-                parts.append(cache.take(places[~self.missing]))
-            joined = np.concatenate(parts)
-            rows = np.empty_like(joined)
-            rows[missing], rows[~missing] = np.split(joined, [int(missing.sum())])
-            found.append(rows)
-        return found
+        for number, cache in enumerate(self.caches):
+            if cache is not None and not self.missing.all():
+                self._put(number, ~self.missing, cache.take(self.places[number][~self.missing]))
+        return [rows[self.kept] for rows in self._rows]
 
 
 def _origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:
