@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,9 @@ class Rows:
 
     def csv_line(self, result: ImageResult) -> str:
         """One line of CSV."""
-        cells = result.cells if self.kept else ()
         if result.best is None:
-            return csv_line(
-                [result.image, *[""] * (2 + len(VERDICT) * self.judged + len(self.columns)), *cells]
-            )
+            empty = [""] * (2 + len(VERDICT) * self.judged + len(self.columns))
+            return csv_line([result.image, *empty, *result.cells])
         labels = [prediction.label for prediction in result.predictions]
         label = SEPARATOR.join(labels) if self.by_threshold else labels[0]
         judged: Sequence[object] = ()
@@ -103,17 +101,22 @@ class Rows:
             familiarity = "" if verdict.familiarity is None else np.float32(verdict.familiarity)
             judged = verdict.unknown or "", SEPARATOR.join(verdict.set or ()), familiarity
         probabilities = result.probabilities if self.columns and result.probabilities is not None else ()
-        return csv_line([result.image, label, np.float32(result.best.score), *judged, *probabilities, *cells])
+        score = np.float32(result.best.score)
+        return csv_line([result.image, label, score, *judged, *probabilities, *result.cells])
 
-    def _values(self, result: ImageResult) -> dict[str, Any]:
-        """The values that lines of JSON and Parquet have alike."""
-        row: dict[str, Any] = {"image": result.image}
+    def _values(self, result: ImageResult, text: Callable[[str], str] = str) -> dict[str, Any]:
+        """The values that lines of JSON and Parquet have alike; `text` converts names."""
+        row: dict[str, Any] = {"image": text(result.image)}
         if result.error is not None:
-            return row | {"error": result.error}
+            return row | {"error": text(result.error)}
+        labels = [text(prediction.label) for prediction in result.predictions]
         if self.by_threshold:
-            row["labels"] = [prediction.label for prediction in result.predictions]
-        row["predictions"] = [vars(prediction) for prediction in result.predictions]
-        return row | (vars(result.verdict) if self.judged else {})
+            row["labels"] = labels
+        pairs = zip(result.predictions, labels, strict=True)
+        row["predictions"] = [vars(prediction) | {"label": label} for prediction, label in pairs]
+        if self.judged and (verdict := result.verdict) is not None:
+            row |= vars(verdict) | {"set": None if verdict.set is None else [*map(text, verdict.set)]}
+        return row
 
     def _table(self, results: Sequence[ImageResult]) -> bytes:
         """Rows of Parquet as a stream of pyarrow."""
@@ -127,7 +130,7 @@ class Rows:
             *[("predictions", pa.list_(prediction)), ("error", text)],
             *[("unknown", text), ("set", pa.list_(text)), ("familiarity", number)][: 3 * self.judged],
         ]
-        values = [_without_surrogates(self._values(result)) for result in results]
+        values = [self._values(result, escaped) for result in results]
         table = pa.Table.from_pylist(values, schema=pa.schema(kinds))
         columns = table.columns
         if self.columns:
@@ -152,12 +155,3 @@ class Rows:
                 name += " (table)"
             taken.add(name)
             yield name
-
-
-def _without_surrogates(value: Any) -> Any:
-    """A value without the surrogates that JSON can hold, and the other formats cannot."""
-    if isinstance(value, dict):
-        return {escaped(name): _without_surrogates(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_without_surrogates(each) for each in value]
-    return escaped(value) if isinstance(value, str) else value
