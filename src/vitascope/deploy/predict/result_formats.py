@@ -109,11 +109,12 @@ class Rows:
         row: dict[str, Any] = {"image": text(result.image)}
         if result.error is not None:
             return row | {"error": text(result.error)}
-        labels = [text(prediction.label) for prediction in result.predictions]
+        predictions = [vars(prediction) for prediction in result.predictions]
+        if text is not str:
+            predictions = [values | {"label": text(values["label"])} for values in predictions]
         if self.by_threshold:
-            row["labels"] = labels
-        pairs = zip(result.predictions, labels, strict=True)
-        row["predictions"] = [vars(prediction) | {"label": label} for prediction, label in pairs]
+            row["labels"] = [values["label"] for values in predictions]
+        row["predictions"] = predictions
         if self.judged and (verdict := result.verdict) is not None:
             row |= vars(verdict) | {"set": None if verdict.set is None else [*map(text, verdict.set)]}
         return row
