@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from tests.forked import ending, fork
 from tests.models import labelling_model, small_model
 from vitascope.cli import main
 from vitascope.data.rows import parts
-from vitascope.data.rows.parts import Parts
+from vitascope.data.rows.parts import PartRows, Parts
 from vitascope.models.weights.loading import save_pretrained
 
 RUN = ["predict", "runs/tiny"]
@@ -83,7 +82,7 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
     if suffix == ".parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     rows = [("3.png", "a", "=x"), ("broken.png", "b", "-1"), ("3.png", "", "y, z")]
-    (tmp_path / "t.csv").write_text('img,label,class\n3.png,a,=x\nbroken.png,b,-1\n3.png,,"y, z"\n')
+    (tmp_path / "t.csv").write_text('img,label,error\n3.png,a,=x\nbroken.png,b,-1\n3.png,,"y, z"\n')
     (tmp_path / "3.png").write_bytes((here.root / "data/red/3.png").read_bytes())
     (tmp_path / "broken.png").write_bytes(b"")
     out, asked = (
@@ -94,27 +93,29 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
     capsys.readouterr()
     if suffix == ".jsonl":
         found = [(Path(row["image"]).name, *row["table"].values()) for row in lines(out)]
-        assert list(lines(out)[0]["table"]) == ["img", "label", "class"]
+        assert list(lines(out)[0]["table"]) == ["img", "label", "error"]
         kept = out.read_bytes()
         assert "columns kept was" in error_line(
             [*RUN, *asked[:3], "--out", str(out), "--resume", *QUICK], capsys
         )
         assert status(*asked, "--out", str(out), "--resume") == 1
         assert out.read_bytes() == kept
-        (tmp_path / "t.csv").write_text("img,label,class\n3.png,a,=x\nbroken.png,b,-1\n3.png,,other\n")
-        assert "the column class had other cells; use the same" in error_line(
+        (tmp_path / "t.csv").write_text("img,label,error\n3.png,a,=x\nbroken.png,b,-1\n3.png,,other\n")
+        assert "the column error had other cells; use the same" in error_line(
             [*RUN, *asked, "--out", str(out), "--resume", *QUICK], capsys
         )
     elif suffix == ".csv":
         with open(out, newline="", encoding="utf-8") as file:
             read = list(csv.DictReader(file))
         judged = ["unknown", "set", "familiarity"]
-        assert list(read[0]) == ["image", "label", "score", *judged, "img", "label (table)", "class"]
-        found = [(Path(row["image"]).name, row["label (table)"], row["class"]) for row in read]
+        assert list(read[0]) == ["image", "label", "score", *judged, "img", "label (table)", "error (table)"]
+        found = [(Path(row["image"]).name, row["label (table)"], row["error (table)"]) for row in read]
         found = [(name, name, label, cell.removeprefix("'")) for name, label, cell in found]
     else:
         read = importlib.import_module("pyarrow.parquet").read_table(out).to_pylist()
-        found = [(Path(row["image"]).name, row["img"], row["label (table)"], row["class"]) for row in read]
+        found = [
+            (Path(row["image"]).name, row["img"], row["label (table)"], row["error (table)"]) for row in read
+        ]
     assert found == [(row[0], *row) for row in rows]
 
 
@@ -216,10 +217,10 @@ def test_stopped_job_keeps_its_parts_and_is_resumed(
     out, argv = tmp_path / f"o{suffix}", ["data", "--out", str(tmp_path / f"o{suffix}")]
     write = Parts.write
 
-    def stop_in_the_third(folder: Parts, part: int, content: Iterable[bytes]) -> None:
+    def stop_in_the_third(folder: Parts, part: int, results: PartRows) -> None:
         if part == 2:
             os.kill(os.getpid(), signum)
-        write(folder, part, content)
+        write(folder, part, results)
 
     def predict() -> int:
         monkeypatch.setattr(Parts, "write", stop_in_the_third)

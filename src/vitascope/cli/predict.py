@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -81,12 +82,15 @@ class Predict:
     def call(self) -> None:
         """Predict, and print or write."""
         self._check()
+        from vitascope.deploy.predict.predictor import find_images
         from vitascope.deploy.predict.result_file import PredictTask
         from vitascope.models.engines.selection import ClassSelection
 
         selection = ClassSelection(self.top_k, self.threshold, self.coverage, self.familiar)
-        if next(self._found(), None) is None:  # before the model is loaded
+        images = find_images(self.images, self.table, keep=self.keep_columns)
+        if (first := next(images, None)) is None:  # before the model is loaded
             raise UserError(f"{', '.join(self.images)}: no images found")
+        images = itertools.chain([first], images)
         kept: dict[str, str] = {}
         if self.keep_columns:
             from vitascope.data.formats.table import column_digests
@@ -100,10 +104,10 @@ class Predict:
             kept=kept,
         )
         if self.out is not None:
-            self._write(self.out, task)
+            self._write(self.out, task, images)
         else:
             engine = self._engine()
-            self._print(engine, self._suited(task, engine))
+            self._print(engine, self._suited(task, engine), images)
 
     def _engine(self) -> Engine:
         from vitascope.models.engines.runtimes import as_engine
@@ -151,7 +155,7 @@ class Predict:
 
         return zero_shot(self.model, self.classes, prompts=self.prompts or None, device=self.compute.device)
 
-    def _write(self, out: str, task: PredictTask) -> None:
+    def _write(self, out: str, task: PredictTask, images: Iterator[ImageFile]) -> None:
         """Predict into a file, in parts, in this process or on the workers of Ray."""
         from vitascope.data.rows.on_ray import RayLoop, connected
         from vitascope.data.rows.parts import Loop, loop_of
@@ -179,7 +183,7 @@ class Predict:
                 engine = self._engine()
                 task, loop = self._suited(task, engine), loop_of(engine)
             faults, now = predict_to_file(
-                output.path, engine, task, loop, self.images, self.table, resume=self.resume
+                output.path, engine, task, loop, self.images, images, resume=self.resume
             )
         output.publish()
         self._note(task.selection, engine)
@@ -189,7 +193,7 @@ class Predict:
         precision = "" if ray is not None else f", {engine.precision_for(task.batch_size)}"
         self._summarize(faults, now, time.monotonic() - started, precision)
 
-    def _print(self, engine: Engine, task: PredictTask) -> None:
+    def _print(self, engine: Engine, task: PredictTask, images: Iterator[ImageFile]) -> None:
         """Print each result as it comes; those of a few image files when all are predicted."""
         from vitascope.data.reading import Faults
         from vitascope.deploy.predict.predictor import Predictor
@@ -198,7 +202,7 @@ class Predict:
         workers = 0 if few and task.workers is None and len(self.images) <= task.batch_size else task.workers
         faults, rows, started = Faults(), task.rows(engine), time.monotonic()
         results = Predictor(engine, batch_size=task.batch_size).stream(
-            self._found(), workers=workers, **dataclasses.asdict(task.selection)
+            images, workers=workers, **dataclasses.asdict(task.selection)
         )
         stopping = contextlib.nullcontext() if few else exiting_if_stopped("what was predicted is printed")
         with stopping, contextlib.closing(results):
@@ -223,11 +227,6 @@ class Predict:
         """Print why no picture is called unfamiliar, if that is so."""
         if reason := selection.unchecked(engine):
             print(f"not checked whether pictures are like the training images: {reason}", file=sys.stderr)
-
-    def _found(self) -> Iterator[ImageFile]:
-        from vitascope.deploy.predict.predictor import find_images
-
-        return find_images(self.images, self.table, keep=self.keep_columns)
 
     def _summarize(self, faults: Faults, done: int, seconds: float, precision: str) -> None:
         """Print the counts; exit with status 1 if images could not be read."""

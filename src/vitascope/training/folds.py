@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import logging
 import shutil
@@ -17,7 +16,7 @@ from vitascope import layout
 from vitascope.data.contents import image_name
 from vitascope.data.folds import copies_across, fold_names
 from vitascope.data.loading import Loader
-from vitascope.data.rows.cells import column_names, csv_text, escaped
+from vitascope.data.rows.cells import column_names, csv_line
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet, Splits
 from vitascope.errors import Interrupted, UserError, printable
 from vitascope.formatting import SEPARATOR, counted
@@ -244,24 +243,16 @@ class CrossValidation:
         predicted = targets.membership(targets.answers(tested.probabilities, thresholds))  # (N, K)
         columns = ["image", "fold", "label", "prediction", *["unknown"] * (targets.strata is None)]
 
-        def text(value: object) -> str:
-            return csv_text(escaped(str(value)))
-
         def listed(mask: npt.NDArray[np.bool_]) -> str:
-            return text(SEPARATOR.join(names[k] for k in np.flatnonzero(mask)))
+            return SEPARATOR.join(names[k] for k in np.flatnonzero(mask))
 
-        with (
-            replacing(run.path / layout.OUT_OF_FOLD) as aside,
-            open(aside, "w", newline="", encoding="utf-8") as file,
-        ):
-            rows = csv.writer(file)
-            rows.writerow([*columns, *map(text, column_names(names, columns))])
+        with replacing(run.path / layout.OUT_OF_FOLD) as aside, open(aside, "wb") as file:
+            file.write(csv_line([*columns, *column_names(names, columns)]).encode())
             for row, place in enumerate(tested.indices.tolist()):
                 name = image_name(self.images.sources[place], splits.root) or place
-                cells = [text(name), text(self.images.folds[place]), text(SEPARATOR.join(known[row]))]
-                cells += [listed(predicted[row])]
+                cells = [name, self.images.folds[place], SEPARATOR.join(known[row]), listed(predicted[row])]
                 cells += [listed(targets.rows[row] < 0)] if targets.strata is None else []
-                rows.writerow([*cells, *map(str, tested.probabilities[row])])  # exact in float32
+                file.write(csv_line([*cells, *tested.probabilities[row]]).encode())
 
 
 def compared(ensemble: Ensemble, test: ImageSet, device: str) -> tuple[Evaluation, list[Evaluation]]:

@@ -7,10 +7,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vitascope.errors import Interrupted
-from vitascope.training.run.run import Run
+
+if TYPE_CHECKING:
+    from vitascope.training.run.run import Run  # commands on many images need no runs
 
 T = TypeVar("T")
 

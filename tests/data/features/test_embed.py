@@ -316,7 +316,7 @@ def test_repeated_call_continues_and_other_options_are_rejected(monkeypatch: pyt
     monkeypatch.setattr(RayLoop, "__call__", compute_here)
     for options, message in (
         ({"pool": "mean"}, "pool was None, not 'mean'"),
-        ({"data": os.path.abspath("pictures")}, "images was "),
+        ({"data": os.path.abspath("pictures")}, "the images were others"),
         ({"ray": None}, "continue it on Ray"),
     ):
         with pytest.raises(UserError, match=message):

@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from vitascope.data.rows.parts import (
     Images,
     Loop,
     PartDone,
+    PartRows,
     Parts,
     PartTask,
     computed,
@@ -34,9 +35,9 @@ HERE = loop_of(ENGINE)
 class Names(PartTask):
     """The result of an image is its name."""
 
-    def contents(self, engine: Any, parts: Iterator[Images]) -> Generator[Iterable[bytes], None, None]:
+    def results(self, engine: Any, parts: Iterator[Images]) -> Generator[PartRows, None, None]:
         for images in parts:
-            yield [f"{name}\n".encode() for (name,) in images]
+            yield PartRows("".join(f"{name}\n" for (name,) in images).encode(), {0: "broken"})
 
 
 def listed(folder: Path, images: list[tuple[str, ...]], batch_size: int = 4) -> Parts:
@@ -54,8 +55,10 @@ def run(out: Path, loop: Loop = HERE, images: int = 19, top_k: int = 3) -> list[
         return [] if about["top_k"] == top_k else [f"top_k was {about['top_k']}"]
 
     task = Names(batch_size=4)
-    with computed(out, task, loop, lambda: names(images), {"top_k": top_k}, differences) as (parts, now):
-        out.write_bytes(b"".join(parts.file(part).read_bytes() for part in range(len(parts))))
+    with computed(out, task, loop, names(images), {"top_k": top_k}, differences) as (parts, now):
+        results = [parts.read(part) for part in range(len(parts))]
+        out.write_bytes(b"".join(part.rows for part in results))
+        assert all(part.faults == {0: "broken"} for part in results)
     return now
 
 
@@ -98,6 +101,8 @@ def test_any_path_and_empty_labels_are_listed(tmp_path: Path) -> None:
         ("job.json", lambda data: data.replace(b'"part_images": 8', b'"part_images": 0')),
         ("job.json", lambda data: data.replace(b'"part_images": 8', b'"part_images": 6')),
         ("job.json", lambda data: data.replace(b'"images": 19', b'"imagos": 19')),
+        ("job.json", lambda data: data.replace(b'"format": 2', b'"format": 3')),
+        ("job.json", lambda data: data.replace(b'"format": 2', b'"images": 19')),  # as in version 0.2.0
     ],
 )
 def test_list_that_was_cut_short_or_damaged_is_rejected(tmp_path: Path, file: str, change) -> None:
@@ -172,13 +177,10 @@ def test_second_process_is_rejected(tmp_path: Path) -> None:
 def test_killed_process_leaves_no_results_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def content() -> Iterator[bytes]:
-        yield b"half"
-        os.kill(os.getpid(), 9)
-
     def die(parts: Parts) -> None:
+        module.settle = lambda *_: os.kill(os.getpid(), 9)  # before it is renamed
         parts.begin(1)
-        parts.write(1, content())
+        parts.write(1, PartRows(b"half", {}))
 
     def dying(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
         assert [ending(fork(lambda: die(parts))) for _ in range(2)] == [-9, -9]
@@ -207,16 +209,12 @@ def test_job_that_ends_or_is_killed_keeps_whole_parts_alone_and_says_how_many(tm
     out = tmp_path / "out"
     whole = ["00000.part", "images", "job.json", "lock"]
 
-    def failing() -> Iterator[bytes]:
-        yield b"half"
-        raise UserError("no")
-
     def fail(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
         yield from HERE(parts, task, wanted[:1])
         parts.begin(2)
         (parts.folder / ".0123.part").write_bytes(b"of a worker that was killed")
         parts.begin(1)
-        parts.write(1, failing())
+        raise UserError("no")
 
     assert kept_parts(out, "out", "again") == "nothing is kept"
     with pytest.raises(UserError, match="no"):
@@ -233,7 +231,7 @@ def test_job_that_ends_or_is_killed_keeps_whole_parts_alone_and_says_how_many(tm
 def test_worker_that_died_after_its_part_was_written_is_counted(tmp_path: Path) -> None:
     parts = listed(tmp_path, names(19))
     assert parts.deaths(0) == parts.begin(0) == 0
-    parts.write(0, [b"whole"])
+    parts.write(0, PartRows(b"whole", {}))
     assert parts.deaths(0) == 1  # until it is reported
     worker = RayPartWorker(parts, Names(batch_size=4), cast("Any", None))
     assert worker({"part": [0]})["deaths"] == [1]

@@ -14,7 +14,7 @@ from tests.data import write_picture
 from tests.models import labelling_model, law, small_model, with_trust
 from vitascope.data.rows.cells import column_names, csv_text
 from vitascope.data.rows.parts import loop_of
-from vitascope.deploy.predict.predictor import Predictor
+from vitascope.deploy.predict.predictor import Predictor, find_images
 from vitascope.deploy.predict.result_file import PredictTask, predict_to_file
 from vitascope.deploy.predict.result_formats import COLUMNS, VERDICT
 from vitascope.models.engines.engine import Engine, TorchEngine
@@ -39,7 +39,7 @@ def predict(
     paths = [str(write_picture(folder / "a, b.png")), str(folder / "z.png")]
     (folder / "z.png").write_text("none")
     task = PredictTask(batch_size=8, workers=0, selection=selection or ClassSelection(), **options)
-    predict_to_file(out, engine, task, loop_of(engine), paths)
+    predict_to_file(out, engine, task, loop_of(engine), paths, find_images(paths))
     return out
 
 

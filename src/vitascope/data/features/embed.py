@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import io
 import os
-import zipfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +36,16 @@ from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.reading import Faults
 from vitascope.data.rows.cells import escaped
 from vitascope.data.rows.on_ray import RayLoop, connected
-from vitascope.data.rows.parts import Images, Parts, PartTask, computed, job_exists, parts_folder
+from vitascope.data.rows.parts import (
+    Images,
+    PartRows,
+    Parts,
+    PartTask,
+    are_listed,
+    computed,
+    job_exists,
+    parts_folder,
+)
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
@@ -56,7 +62,6 @@ from vitascope.remote import StoredImage, source_at
 from vitascope.remote.outputs import Output
 from vitascope.storage import check_local, explaining_failure
 
-T = TypeVar("T", bound=Sized)
 MEMORY_GB = 4.0
 """Features that are held in memory; more have to go into a file."""
 
@@ -96,9 +101,9 @@ class Embeddings(OfImages):
         Raises:
             UserError: a damaged file.
         """
-        if not isinstance(self.kept, Path):
-            return self.kept[1]
-        return self._whole(read_features(self.kept))
+        features = read_features(self.kept) if isinstance(self.kept, Path) else self.kept[1]
+        self._check_count(len(features))
+        return features
 
     def blocks(self) -> Iterator[Features]:
         """The features, up to `BLOCK` images at a time; those of a file are read as they are taken.
@@ -113,13 +118,12 @@ class Embeddings(OfImages):
         for features in read_blocks(self.kept, BLOCK):
             count += len(features)
             yield features
-        self._whole(range(count))
+        self._check_count(count)
 
-    def _whole(self, features: T) -> T:
+    def _check_count(self, features: int) -> None:
         """Reject features of a file that are not of as many images as it names."""
-        if len(features) != len(self):
-            raise UserError(f"{self.kept}: {len(features):,} features of {counted(len(self), 'image')}")
-        return features
+        if features != len(self):
+            raise UserError(f"{self.kept}: {features:,} features of {counted(len(self), 'image')}")
 
     @property
     def targets(self) -> Targets | None:
@@ -276,36 +280,26 @@ def embed(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedTask(PartTask):
-    """Features of images in an `.npz`: `rows` (n,), the places of the readable images in their part,
-    `features` float32 (n, D), `errors`, the reasons for the others, and the `precision`."""
+    """Features of the readable images, float32 (m, D) in C order."""
 
     spec: FeatureSpec
     """Resolved."""
 
-    def contents(self, engine: Engine, parts: Iterator[Images]) -> Generator[Iterable[bytes], None, None]:
-        """As `PartTask.contents`."""
+    def results(self, engine: Engine, parts: Iterator[Images]) -> Generator[PartRows, None, None]:
+        """As `PartTask.results`."""
         compute = Compute(batch_size=self.batch_size, workers=self.workers, cache=False)
         for images in parts:
             stream = FeatureStream(engine, [self.spec], [source_at(texts[0]) for texts in images], compute)
-            blocks, file = list(stream), io.BytesIO()
-            np.savez(
-                file,
-                rows=np.concatenate([np.zeros(0, np.int64), *(block.indices for block in blocks)]),
-                features=np.concatenate(
-                    [block.features[0] for block in blocks] or [np.zeros((0, 0), np.float32)]
-                ),
-                errors=np.array([escaped(reason) for reason in stream.faults.left_out], np.str_),
-                precision=np.array(engine.precision_for(stream.batch_size), np.str_),
-            )
-            yield [file.getvalue()]
+            features = b"".join(block.features[0].tobytes() for block in stream)
+            yield PartRows(features, dict(stream.faults.reasons), engine.precision_for(stream.batch_size))
 
 
 @dataclasses.dataclass(frozen=True)
 class ListedImages:
-    """Image files that can be listed several times."""
+    """Image files, which are listed as they are taken."""
 
-    texts: Callable[[], Iterator[tuple[str, ...]]]
-    """Of each image its `as_text`, its label where there are labels, and its split."""
+    texts: Iterable[tuple[str, ...]]
+    """Of each image its `as_text`, its label where there are labels, and its split; taken once."""
     class_names: tuple[str, ...]
     several: bool = False
     """Whether an image may have several classes."""
@@ -317,70 +311,47 @@ def _embed_in_parts(
     batch_size = BATCH_SIZE if compute.batch_size is None else compute.batch_size
     stream = FeatureStream(loop.engine, [spec], [], Compute(batch_size=batch_size, cache=False))
     made = _made(stream, listed)
-    digest = hashlib.sha256()
-    for texts in listed.texts():
-        digest.update(repr(texts).encode())
     # The precision that was asked for; that of this process says nothing of the others.
     about = {**made, "class_names": list(made["class_names"]), "precision": compute.precision}
-    about["images"] = digest.hexdigest()
     task = EmbedTask(batch_size=batch_size, workers=compute.workers, spec=stream.specs[0])
 
     def differences(before: Mapping[str, Any]) -> list[str]:
         changed = (name for name in about if before[name] != about[name])
-        return [f"{name} was {before[name]!r}, not {about[name]!r}" for name in changed]
+        others = [] if are_listed(out, listed.texts) else ["the images were others"]
+        return [*(f"{name} was {before[name]!r}, not {about[name]!r}" for name in changed), *others]
 
     with computed(out, task, loop, listed.texts, about, differences) as (parts, now):
-        errors, made["precision"] = _errors(parts)
+        notes = [parts.read(part, rows=False) for part in range(len(parts))]
+        reasons = tuple(reason for note in notes for reason in note.faults.values())
+        Faults.of(parts.images, reasons).check_some()
+        precisions = dict[str, int]()
+        for part, note in enumerate(notes):
+            precisions.setdefault(note.precision, part)
+        if len(precisions) > 1:
+            places = ", ".join(f"{name} ({parts.file(part)})" for name, part in precisions.items())
+            raise UserError(
+                f"parts were computed in several precisions, {places}: name one, and choose another file"
+            )
+        (made["precision"],) = precisions
         count = write_embeddings(out, _feature_parts(parts), parts.images, made)
-    return Embeddings(
-        kept=out,
-        made=made,
-        count=count,
-        unreadable=tuple(reason for reasons in errors for reason in reasons),
-        computed=sum(parts.count(part) - len(errors[part]) for part in now),
-    )
-
-
-def _errors(parts: Parts) -> tuple[list[list[str]], str]:
-    """By part the reasons for the images that could not be read, and the precision that all features have."""
-    errors: list[list[str]] = []
-    precisions: dict[str, int] = {}
-    for part in range(len(parts)):
-        arrays = _part_arrays(parts, part, "errors", "precision")
-        errors.append(arrays["errors"].tolist())
-        precisions.setdefault(str(arrays["precision"]), part)
-    Faults.of(parts.images, [reason for part in errors for reason in part]).check_some()
-    if len(precisions) > 1:
-        places = ", ".join(f"{name} ({parts.file(part)})" for name, part in precisions.items())
-        raise UserError(
-            f"parts were computed in several precisions, {places}: name one, and choose another file"
-        )
-    return errors, next(iter(precisions))
+        done = sum(parts.count(part) - len(notes[part].faults) for part in now)
+    return Embeddings(kept=out, made=made, count=count, unreadable=reasons, computed=done)
 
 
 def _feature_parts(parts: Parts) -> Iterator[Part]:
     """The features of all parts in order, up to `BLOCK` images at a time as one process writes them."""
     for part in range(len(parts)):
-        texts, arrays = parts.texts(part), _part_arrays(parts, part, "rows", "features")
-        rows, features = arrays["rows"], arrays["features"]
-        for start in range(0, len(rows), BLOCK):
-            some = rows[start : start + BLOCK].tolist()
-            names, *labels, splits = zip(*(texts[row] for row in some), strict=True)
+        results = parts.read(part)
+        texts = [image for place, image in enumerate(parts.texts(part)) if place not in results.faults]
+        features = np.frombuffer(results.rows, np.float32).reshape(len(texts) or 1, -1)
+        for start in range(0, len(texts), BLOCK):
+            names, *labels, splits = zip(*texts[start : start + BLOCK], strict=True)
             columns = EmbeddingColumns(
                 images=np.array([str(source_at(name)) for name in names], np.str_),
                 labels=np.array(labels[0], np.str_) if labels else None,
                 splits=np.array(splits, np.str_),
             )
             yield columns, features[start : start + BLOCK]
-
-
-def _part_arrays(parts: Parts, part: int, *names: str) -> dict[str, Any]:
-    path = parts.file(part)
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            return {name: found[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: damaged ({error}); remove it, and repeat the command") from error
 
 
 @contextmanager
@@ -391,7 +362,7 @@ def _listed(data: Data, table: TableOptions) -> Iterator[ListedImages]:
         found = stream_of_folder(place) if os.path.isdir(os.path.expanduser(place)) else None
         if found is not None:
             yield ListedImages(
-                lambda: ((path, escaped(name), split) for path, name, split in found), found.class_names
+                ((path, escaped(name), split) for path, name, split in found), found.class_names
             )
             return
     with opened_images(data, table) as everything:
@@ -407,7 +378,7 @@ def _listed(data: Data, table: TableOptions) -> Iterator[ListedImages]:
             for source, name in zip(everything, everything.names, strict=True)
         ]
         yield ListedImages(
-            lambda: zip(files, *labels, everything.splits, strict=True),
+            zip(files, *labels, everything.splits, strict=True),
             everything.class_names,
             everything.several,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import json
 import zipfile
 import zlib
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.features.cache import Features
-from vitascope.data.rows.cells import check_output, escaped
+from vitascope.data.rows.cells import check_output, escaped, write_parquet
 from vitascope.errors import UserError
 from vitascope.models.weights.files import read_npz
 from vitascope.serialization import parse_json
@@ -139,7 +140,7 @@ def write_embeddings(out: Path, parts: Iterable[Part], total: int, made: Mapping
     """Write a new file from parts with `total` images at most, and return their number; the file is whole or
     absent."""
     writer = {".npz": _write_npz, ".npy": _write_npy, ".parquet": _write_parquet}[out.suffix]
-    return writer(out, _with_room(out, parts, total), json.dumps(made))
+    return writer(out, _with_room(out, parts, total), dict(made))
 
 
 def _with_room(out: Path, parts: Iterable[Part], total: int) -> Iterator[Part]:
@@ -151,22 +152,22 @@ def _with_room(out: Path, parts: Iterable[Part], total: int) -> Iterator[Part]:
         yield columns, features
 
 
-def _write_npz(out: Path, parts: Iterable[Part], made: str) -> int:
+def _write_npz(out: Path, parts: Iterable[Part], made: dict[str, Any]) -> int:
     with temporary_folder(out.absolute().parent) as folder:
         whole = folder / "feature.npy"  # the number of images, at its head, is known at the end
         columns = _write_array(whole, parts)
         with replacing(out) as aside, zipfile.ZipFile(aside, "w", allowZip64=True) as archive:
             archive.write(whole, whole.name)
-            for name, values in {**columns, "made": made}.items():
+            for name, values in {**columns, "made": json.dumps(made)}.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, np.array(values, dtype=np.str_), allow_pickle=False)
     return len(columns["image"])
 
 
-def _write_npy(out: Path, parts: Iterable[Part], made: str) -> int:
+def _write_npy(out: Path, parts: Iterable[Part], made: dict[str, Any]) -> int:
     with replacing(beside(out)) as described, replacing(out) as aside:
         columns = _write_array(aside, parts)
-        described.write_text(json.dumps({"made": json.loads(made), **columns}), encoding="utf-8")
+        described.write_text(json.dumps({"made": made, **columns}), encoding="utf-8")
     return len(columns["image"])
 
 
@@ -192,34 +193,21 @@ def _write_header(file: IO[bytes], shape: tuple[int, int]) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
 
 
-def _write_parquet(out: Path, parts: Iterable[Part], made: str) -> int:
+def _write_parquet(out: Path, parts: Iterable[Part], made: dict[str, Any]) -> int:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    def tables() -> Iterator[Any]:
-        for columns, features in parts:
-            N, D = features.shape
-            arrays = {name: pa.array(values, pa.string()) for name, values in columns.lists().items()}
-            flat = pa.array(np.ascontiguousarray(features, np.float32).reshape(N * D))
-            arrays["feature"] = pa.FixedSizeListArray.from_arrays(flat, D)
-            yield pa.table(arrays).replace_schema_metadata({"made": made})
+    def table(columns: EmbeddingColumns, features: Features) -> Any:
+        N, D = features.shape
+        arrays = {name: pa.array(values, pa.string()) for name, values in columns.lists().items()}
+        flat = pa.array(np.ascontiguousarray(features, np.float32).reshape(N * D))
+        arrays["feature"] = pa.FixedSizeListArray.from_arrays(flat, D)
+        return pa.table(arrays).replace_schema_metadata({"made": json.dumps(made)})
 
-    count = 0
-    with replacing(out) as aside, contextlib.ExitStack() as opened:
-        writer: Any = None
-        waiting: list[Any] = []
-        for table in tables():
-            if writer is None:
-                writer = opened.enter_context(pq.ParquetWriter(aside, table.schema))
-                rows = max(1, GROUP_BYTES // (4 * table.schema.field("feature").type.list_size))
-            count += table.num_rows
-            waiting.append(table)
-            while sum(part.num_rows for part in waiting) >= rows:  # the same groups, whatever the parts
-                whole = pa.concat_tables(waiting).combine_chunks()
-                writer.write_table(whole.slice(0, rows))
-                waiting = [whole.slice(rows)]
-        writer.write_table(pa.concat_tables(waiting).combine_chunks())
-    return count
+    def group_rows(schema: Any) -> int:
+        return max(1, GROUP_BYTES // (4 * schema.field("feature").type.list_size))
+
+    with replacing(out) as aside:
+        return write_parquet(aside, itertools.starmap(table, parts), group_rows)
 
 
 def read_columns(path: Path) -> tuple[EmbeddingColumns, dict[str, Any]]:

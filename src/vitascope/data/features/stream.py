@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from vitascope.data.contents import digests_of
 from vitascope.data.features.cache import Contents, FeatureCache, Features
@@ -29,7 +28,6 @@ BLOCK = 512
 """Images that are looked up together, and whose features come together."""
 
 Indices = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +81,9 @@ class FeatureStream:
 
     def __iter__(self) -> Generator[FeatureRows, None, None]:
         try:
-            for batch, features in self._computed():
+            for batch, columns in self._computed():
                 for block in self._blocks:
-                    block.receive(batch.items, batch.readable, features)
+                    block.receive(batch, columns)
                 yield from self._finished()
             yield from self._finished()
         finally:
@@ -110,23 +108,24 @@ class FeatureStream:
         if len(pending):
             yield pending
 
-    def _computed(self) -> Iterator[tuple[PictureBatch[Indices], list[Tensor]]]:
-        """The missing images in batches, with the features of those that can be read."""
+    def _computed(self) -> Iterator[tuple[PictureBatch[Indices], list[Features]]]:
+        """The missing images in batches, with their features for each representation."""
         engine, size = self.engine, self.batch_size
         reader = ImageReader(self.sources, engine.preprocess)
         with closing(stream(engine, reader, self._missing(), size, self.workers)) as batches:
             features_of = functools.partial(engine.features, specs=self.specs, batch_size=size)
-            for batch, features in through_device(batches, features_of, engine.device):
+            for batch, columns in through_device(batches, features_of, engine.device):
                 for row, reason in batch.faults.items():
                     self.faults.add(int(batch.items[row]), reason)
                 self.computed += int(batch.readable.sum())
-                self._check_finite(batch, features)
-                yield batch, features
+                arrays = [column.numpy() for column in columns]
+                self._check_finite(batch, arrays)
+                yield batch, arrays
 
-    def _check_finite(self, batch: PictureBatch[Indices], columns: Sequence[Tensor]) -> None:
+    def _check_finite(self, batch: PictureBatch[Indices], columns: Sequence[Features]) -> None:
         """Reject features that are not finite."""
         for spec, features in zip(self.specs, columns, strict=False):
-            wrong = np.flatnonzero(~np.isfinite(features.numpy()).all(axis=1))
+            wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
             if len(wrong):
                 index = int(batch.items[batch.readable][wrong[0]])
                 raise UserError(
@@ -157,7 +156,7 @@ class _Block:
         ]
         self.missing = np.any([places < 0 for places in self.places], axis=0)  # (n,), whether it is computed
         self.kept = np.ones(len(indices), np.bool_)  # (n,), whether it can be read
-        self._received: list[list[Features]] = []  # by batch, the features for each representation
+        self._rows: list[Features] = []  # for each representation (n, D), once there are any
         self._awaited = int(self.missing.sum())
 
     @property
@@ -165,37 +164,33 @@ class _Block:
         """Whether all images that are computed have come."""
         return self._awaited == 0
 
-    def receive(self, indices: Indices, readable: Mask, features: Sequence[Tensor]) -> None:
-        """Take what a batch has of this block, from its features of the readable images; new ones go into the
-        caches."""
-        own = (indices >= self.indices[0]) & (indices <= self.indices[-1])
-        if not own.any():
+    def receive(self, batch: PictureBatch[Indices], columns: Sequence[Features]) -> None:
+        """Take what a batch has of this block; new features go into the caches."""
+        inside = (batch.items >= self.indices[0]) & (batch.items <= self.indices[-1])
+        if not inside.any():
             return
-        self._awaited -= int(own.sum())
-        self.kept[indices[own & ~readable] - self.indices[0]] = False
-        rows = own[readable]
-        if not rows.any():
-            return
-        received = [column.numpy()[rows] for column in features]
-        self._received.append(received)
-        among = indices[own & readable] - self.indices[0]  # the images of this block
-        for cache, places, column in zip(self.caches, self.places, received, strict=True):
+        self._awaited -= int(inside.sum())
+        self.kept[batch.items[inside & ~batch.readable] - self.indices[0]] = False
+        among = batch.items[inside & batch.readable] - self.indices[0]  # the images of this block
+        for number, column in enumerate(columns):
+            features, cache = column[inside[batch.readable]], self.caches[number]
+            self._put(number, among, features)
             if cache is not None and self.contents is not None:
-                new = places[among] < 0
-                cache.add(self.contents[among[new]], column[new])
+                new = self.places[number][among] < 0
+                cache.add(self.contents[among[new]], features[new])
+
+    def _put(self, number: int, images: npt.NDArray[Any], features: Features) -> None:
+        """Take the features of some images for a representation."""
+        if number == len(self._rows):
+            self._rows.append(np.empty((len(self.indices), features.shape[1]), np.float32))
+        self._rows[number][images] = features
 
     def features(self) -> list[Features]:
         """For each representation those of the kept images, float32 (m, D), m at least 1."""
-        missing, found = self.missing[self.kept], []
-        for number, (cache, places) in enumerate(zip(self.caches, self.places, strict=True)):
-            parts = [batch[number] for batch in self._received]
-            if cache is not None and not missing.all():
-                parts.append(cache.take(places[~self.missing]))
-            joined = np.concatenate(parts)
-            rows = np.empty_like(joined)
-            rows[missing], rows[~missing] = np.split(joined, [int(missing.sum())])
-            found.append(rows)
-        return found
+        for number, cache in enumerate(self.caches):
+            if cache is not None and not self.missing.all():
+                self._put(number, ~self.missing, cache.take(self.places[number][~self.missing]))
+        return [rows[self.kept] for rows in self._rows]
 
 
 def _origin_of(engine: Engine, spec: FeatureSpec, batch_size: int) -> dict[str, Any]:

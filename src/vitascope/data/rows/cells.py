@@ -1,11 +1,15 @@
-"""The cells of tables of results: names of columns, and texts that no program misreads."""
+"""Rows of tables of results: names of columns, texts that no program misreads, lines of CSV, Parquet."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from vitascope.errors import UserError
 
@@ -13,6 +17,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u20
 """Control characters, line ends, and marks of the direction of a text, which show another name."""
 _FORMULA = re.compile(r"(?![-+]?[\d.]+([eE][-+]?\d+)?$)\s*[=+\-@]")
 """Begins as a formula, and is no number."""
+_LINES = csv.writer(SimpleNamespace(write=str), lineterminator="\n")
 
 
 def check_output(out: Path, endings: Sequence[str], kind: str) -> None:
@@ -44,8 +49,36 @@ def column_names(labels: Sequence[str], others: Iterable[str]) -> tuple[str, ...
 def csv_text(text: str) -> str:
     """A name for a cell of CSV: control characters escaped, and an apostrophe before what spreadsheets would
     run as a formula (OWASP, "CSV Injection")."""
-    shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), escaped(text))
     return f"'{shown}" if _FORMULA.match(shown) else shown
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """A line of CSV: texts as `csv_text`, numbers of float32 in as many digits as tell them apart."""
+    return str(_LINES.writerow([csv_text(cell) if isinstance(cell, str) else cell for cell in cells]))
+
+
+def write_parquet(path: Path, tables: Iterable[Any], group_rows: Callable[[Any], int]) -> int:
+    """Write tables of pyarrow, at least one, to a file, and return the number of their rows.
+
+    Groups of rows are the same however the rows are divided; `group_rows` returns their size for a schema.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = iter(tables)
+    first = next(tables)
+    size, count, waiting = group_rows(first.schema), 0, list[Any]()
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for table in itertools.chain([first], tables):
+            count += table.num_rows
+            waiting.append(table)
+            while sum(part.num_rows for part in waiting) >= size:
+                whole = pa.concat_tables(waiting).combine_chunks()
+                writer.write_table(whole.slice(0, size))
+                waiting = [whole.slice(size)]
+        writer.write_table(pa.concat_tables(waiting).combine_chunks())
+    return count
 
 
 def escaped(text: str) -> str:

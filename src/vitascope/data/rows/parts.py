@@ -6,7 +6,7 @@
 |---|---|
 | `images` | the texts of each image (its path, maybe its label and split) in order, NUL after each |
 | `job.json` | where each part begins in `images`, and what the results depend on; written last |
-| `00042.part` | the results of a part, whole or absent |
+| `00042.part` | a line of JSON about a part, then its rows in their final form; whole or absent |
 | `00042.tries` | a line for each process that began the part, until it is reported: its number and node |
 
 So the state of 10^8 images in memory is one number per part, a lost process costs the parts that it was
@@ -16,6 +16,7 @@ computing, and a later command continues with the parts that are absent.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import secrets
@@ -42,12 +43,25 @@ MOST_DEATHS = 5
 """Of processes at one part, such as for a picture at which memory runs out."""
 MOST_PARTS = 10_000
 """Of a job. From `UNIT_IMAGES` times as many images on, parts become larger."""
+FORMAT = 2
+"""Of the files of parts; a job of another format is not resumed."""
 IMAGES, JOB, LOCK = "images", "job.json", "lock"
 
 Images: TypeAlias = Sequence[tuple[str, ...]]
 """The texts of images: the `as_text` of each first."""
 
 log = logging.getLogger(__name__)
+
+
+class PartRows(NamedTuple):
+    """The results of a part's images."""
+
+    rows: bytes
+    """As the complete file has them."""
+    faults: Mapping[int, str]
+    """The reason for each image that could not be read, by its place in the part."""
+    precision: str = ""
+    """In which they were computed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +73,8 @@ class PartTask(ABC):
     """Processes that read, beside each process that computes; None is for the loop to choose."""
 
     @abstractmethod
-    def contents(self, engine: Engine, parts: Iterator[Images]) -> Generator[Iterable[bytes], None, None]:
-        """The content of each part's file, to be read before the next; parts may be taken ahead."""
+    def results(self, engine: Engine, parts: Iterator[Images]) -> Generator[PartRows, None, None]:
+        """The results of each part; parts may be taken ahead."""
 
 
 class PartDone(NamedTuple):
@@ -108,6 +122,7 @@ class Parts:
     """Where each part begins in the list of the images, and where the last ends, in bytes."""
     about: Mapping[str, Any]
     """What the results depend on, as values of JSON."""
+    format: int = FORMAT
 
     @classmethod
     def create(
@@ -128,32 +143,33 @@ class Parts:
                 for count, texts in enumerate(images, 1):
                     if count % unit == 1 or unit == 1:
                         starts.append(end)
-                    data = b"".join(text.encode("utf-8", "surrogatepass") + b"\0" for text in texts)
                     fields = len(texts)
-                    end += file.write(data)
+                    end += file.write(_listed(texts))
             if not count:
                 raise UserError("no images found")
             units = -(-len(starts) // MOST_PARTS)  # of a part
-            found = cls(folder, count, unit * units, fields, [*starts[::units], end], about)
-            values = {field.name: getattr(found, field.name) for field in dataclasses.fields(cls)[1:]}
+            parts = cls(folder, count, unit * units, fields, [*starts[::units], end], about)
+            values = {field.name: getattr(parts, field.name) for field in dataclasses.fields(cls)[1:]}
             write_json(folder / JOB, values)
-        return found
+        return parts
 
     @classmethod
     def open(cls, folder: Path) -> Parts:
         """Open the parts of a job that was begun.
 
         Raises:
-            UserError: a damaged `job.json`, or a list of images that does not belong to it.
+            UserError: a damaged `job.json`, or one of another version; a list of images that is not its own.
         """
         try:
-            found = cls(folder, **parse_json((folder / JOB).read_text(encoding="utf-8")))
+            parts = cls(folder, **{"format": 1, **parse_json((folder / JOB).read_text(encoding="utf-8"))})
             size = (folder / IMAGES).stat().st_size
-            if len(found) != -(-found.images // found.part_images) or size != found.starts[-1]:
-                raise ValueError(f"{len(found):,} parts of {found.images!r} images in {size:,} bytes")
+            if parts.format != FORMAT:
+                raise ValueError(f"of another version of vitascope: format {parts.format!r}, not {FORMAT}")
+            if len(parts) != -(-parts.images // parts.part_images) or size != parts.starts[-1]:
+                raise ValueError(f"{len(parts):,} parts of {parts.images!r} images in {size:,} bytes")
         except (OSError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-            raise UserError(f"{folder}: damaged ({error}): remove it, and begin again") from error
-        return found
+            raise UserError(f"{folder} cannot be resumed ({error}): remove it, and begin again") from error
+        return parts
 
     def __len__(self) -> int:
         """The number of parts."""
@@ -224,7 +240,7 @@ class Parts:
         done = set(os.listdir(self.folder))
         return [part for part in range(len(self)) if self.file(part).name not in done]
 
-    def write(self, part: int, content: Iterable[bytes]) -> None:
+    def write(self, part: int, results: PartRows) -> None:
         """Write the results of a part; the file is whole or absent."""
         # Not `replacing`: processes of several nodes may have one number, and a part may be computed by a
         # process that was taken for dead beside the one that replaced it.
@@ -232,10 +248,29 @@ class Parts:
         try:
             with explaining_failure(self.file(part), "the results of a part", "other parts are kept"):
                 with open(aside, "wb") as file:
-                    file.writelines(content)
+                    note = {**results._asdict(), "rows": len(results.rows)}
+                    file.writelines([json.dumps(note).encode(), b"\n", results.rows])
                 settle(aside, self.file(part))
         finally:
             aside.unlink(missing_ok=True)
+
+    def read(self, part: int, *, rows: bool = True) -> PartRows:
+        """The results of a part, or without `rows` what is known of it.
+
+        Raises:
+            UserError: a damaged file.
+        """
+        path = self.file(part)
+        try:
+            with open(path, "rb") as file:
+                note = parse_json(file.readline().decode())
+                content = file.read() if rows else b""
+            if rows and len(content) != note["rows"]:
+                raise ValueError(f"{len(content):,} bytes of {note['rows']!r}")
+            faults = {int(place): reason for place, reason in note["faults"].items()}
+            return PartRows(content, faults, note["precision"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: damaged ({error}); remove it, and resume") from error
 
     def compute(self, task: PartTask, engine: Engine, wanted: Sequence[int]) -> Iterator[PartDone]:
         """Compute parts one after the other in this process."""
@@ -246,9 +281,9 @@ class Parts:
                 deaths.append(self.begin(part))
                 yield self.texts(part)
 
-        with closing(task.contents(engine, begun())) as contents:
-            for number, (part, content) in enumerate(zip(wanted, contents, strict=True)):
-                self.write(part, content)
+        with closing(task.results(engine, begun())) as results:
+            for number, (part, rows) in enumerate(zip(wanted, results, strict=True)):
+                self.write(part, rows)
                 yield PartDone(part, deaths[number])
 
     def remove_attempts(self) -> None:
@@ -288,6 +323,17 @@ class Parts:
         return missing
 
 
+def are_listed(out: Path, images: Iterable[Sequence[str]]) -> bool:
+    """Whether a file that was begun in parts is of these images."""
+    with open(parts_folder(out) / IMAGES, "rb") as file:
+        return all(file.read(len(data)) == data for data in map(_listed, images)) and not file.read(1)
+
+
+def _listed(texts: Sequence[str]) -> bytes:
+    """The texts of an image in the list."""
+    return b"".join(text.encode("utf-8", "surrogatepass") + b"\0" for text in texts)
+
+
 def loop_of(engine: Engine) -> Loop:
     """Computes parts in this process."""
     return lambda parts, task, wanted: parts.compute(task, engine, wanted)
@@ -298,7 +344,7 @@ def computed(
     out: Path,
     task: PartTask,
     loop: Loop,
-    images: Callable[[], Iterable[Sequence[str]]],
+    images: Iterable[Sequence[str]],
     about: Mapping[str, Any],
     differences: Callable[[Mapping[str, Any]], Sequence[str]],
 ) -> Iterator[tuple[Parts, list[int]]]:
@@ -306,7 +352,7 @@ def computed(
     end of the context, in which they are joined to `out`.
 
     Args:
-        images, about: as for `Parts.create`, of a job that has not begun.
+        images, about: as for `Parts.create`; not taken of a job that has begun.
         differences: lists what differs in the `about` of a job that has begun.
 
     Raises:
@@ -319,7 +365,7 @@ def computed(
             parts = Parts.open(folder)
             check_same(folder, parts.about, differences)
         else:
-            parts = Parts.create(folder, images(), batch_size=task.batch_size, about=about)
+            parts = Parts.create(folder, images, batch_size=task.batch_size, about=about)
         now = parts.compute_missing(task, loop)
         with explaining_failure(out, "the results", "the parts are kept and can be resumed"):
             yield parts, now

@@ -12,7 +12,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +77,12 @@ class PicturePredictions(list[Prediction]):
     verdict: Verdict
     """Whether the model knows the class of the picture."""
 
-    def __init__(self, answer: _Answer, image: ImageSource, levels: Levels | None = None) -> None:
-        super().__init__(answer.predictions)
-        self.best, self.probabilities, self.verdict = answer.best, answer.probabilities, answer.verdict
+    def __init__(self, result: ImageResult, image: ImageSource, levels: Levels | None = None) -> None:
+        super().__init__(result.predictions)
+        assert result.best is not None  # as of every picture that can be read
+        assert result.probabilities is not None
+        assert result.verdict is not None
+        self.best, self.probabilities, self.verdict = result.best, result.probabilities, result.verdict
         self.image, self.levels = image, levels
 
     @property
@@ -131,15 +134,6 @@ class ImageResult:
     """Whether the model knows the class; None if the file could not be read."""
     cells: tuple[str, ...] = ()
     """Of the file's row in a table, where they are kept."""
-
-
-class _Answer(NamedTuple):
-    """What is predicted for a picture; the fields are those of `ImageResult`."""
-
-    predictions: list[Prediction]
-    best: Prediction
-    probabilities: npt.NDArray[np.float32]
-    verdict: Verdict
 
 
 class Predictor:
@@ -263,10 +257,10 @@ class Predictor:
         pictures = iter(as_pictures(images))
         batches = iter(lambda: list(itertools.islice(pictures, self.batch_size)), [])
         read = (PictureBatch(batch, stacks(list(map(self.engine.pixels, batch))), {}) for batch in batches)
-        for batch, predicted in self._predicted(read, selection):
+        for batch, results in self._predicted(read, selection):
             predictions += [
-                PicturePredictions(answer, picture, self.preprocess.levels)
-                for picture, answer in zip(batch.items, predicted, strict=True)
+                PicturePredictions(result, picture, self.preprocess.levels)
+                for picture, result in zip(batch.items, results, strict=True)
             ]
         return predictions[0] if is_one_picture(images) else predictions
 
@@ -358,22 +352,12 @@ class Predictor:
     def _results(
         self, files: Iterator[ImageFile], selection: ClassSelection, workers: int | None
     ) -> Generator[ImageResult, None, None]:
-        with closing(fetched_ahead(files)) as fetched, closing(self._read(fetched, workers)) as read:
-            for batch, predicted in self._predicted(read, selection):
-                for place, image in enumerate(batch.items):
-                    path, cells = str(image), image.cells if isinstance(image, TableImage) else ()
-                    if (error := batch.faults.get(place)) is not None:
-                        yield ImageResult(path, [], error, cells=cells)
-                    else:
-                        yield ImageResult(path, error=None, cells=cells, **next(predicted)._asdict())
-
-    def _read(
-        self, files: Iterator[ImageFile], workers: int | None
-    ) -> Generator[PictureBatch[Sequence[ImageFile]], None, None]:
-        """The files in batches, read by workers where the pixels do not depend on the engine."""
-        batches = iter(lambda: list(itertools.islice(files, self.batch_size)), [])
-        reader = ImageReader(None, self.engine.preprocess)
-        return stream(self.engine, reader, batches, self.batch_size, workers)
+        with closing(fetched_ahead(files)) as fetched:
+            batches = iter(lambda: list(itertools.islice(fetched, self.batch_size)), [])
+            reader = ImageReader(None, self.engine.preprocess)
+            with closing(stream(self.engine, reader, batches, self.batch_size, workers)) as read:
+                for _, results in self._predicted(read, selection):
+                    yield from results
 
     def _selection(self, *chosen: Any) -> ClassSelection:
         selection = ClassSelection(*chosen)
@@ -382,29 +366,36 @@ class Predictor:
 
     def _predicted(
         self, read: Iterable[PictureBatch[T]], selection: ClassSelection
-    ) -> Iterator[tuple[PictureBatch[T], Iterator[_Answer]]]:
-        """Batches with the predictions of their readable pictures; a GPU computes the next ones meanwhile."""
+    ) -> Iterator[tuple[PictureBatch[T], Iterator[ImageResult]]]:
+        """Batches with the results of their pictures; a GPU computes the next ones meanwhile."""
 
         def answers(pixels: Tensor) -> list[Tensor]:
             return self.engine.answers(pixels).known()[1:]
 
         for batch, columns in through_device(read, answers, self.engine.device):
-            yield batch, self._described(columns, selection)
+            yield batch, self._described(batch, columns, selection)
 
-    def _described(self, answers: Sequence[Tensor], selection: ClassSelection) -> Iterator[_Answer]:
-        """The answers for each picture, from the probabilities (m, K), which the familiarity (m,) follows if
-        the model knows it."""
-        if not answers:
-            return
-        probabilities, *known = answers
-        chosen = selection.of(self.engine, probabilities)
-        verdicts = selection.judged(self.engine, probabilities, known[0] if known else None)
-        best = zip(*(column.tolist() for column in probabilities.max(dim=1)), strict=True)
-        for classes, (score, index), row, verdict in zip(
-            chosen, best, probabilities.numpy(), verdicts, strict=True
-        ):
+    def _described(
+        self, batch: PictureBatch[Any], answers: Sequence[Tensor], selection: ClassSelection
+    ) -> Iterator[ImageResult]:
+        """The result of each picture, from the probabilities (m, K) of the readable ones, which their
+        familiarity (m,) follows if the model knows it."""
+        predicted: Iterator[tuple[Any, ...]] = iter(())
+        if answers:
+            probabilities, *known = answers
+            chosen = selection.of(self.engine, probabilities)
+            best = (column.tolist() for column in probabilities.max(dim=1))
+            verdicts = selection.judged(self.engine, probabilities, known[0] if known else None)
+            predicted = zip(chosen, *best, probabilities.numpy(), verdicts, strict=True)
+        for place, image in enumerate(batch.items):
+            path = str(image) if isinstance(image, str | StoredImage) else ""
+            cells = image.cells if isinstance(image, TableImage) else ()
+            if (error := batch.faults.get(place)) is not None:
+                yield ImageResult(path, [], error, cells=cells)
+                continue
+            classes, score, index, row, verdict = next(predicted)
             predictions = [self._named(*label) for label in classes]
-            yield _Answer(predictions, self._named(index, score), row, verdict)
+            yield ImageResult(path, predictions, None, self._named(index, score), row, verdict, cells)
 
     def _named(self, index: int, score: float) -> Prediction:
         return Prediction(self.engine.label(index), index, score)

@@ -1,4 +1,4 @@
-"""Predictions of any number of images in one file: a job in parts, whose JSON lines are joined at its end.
+"""Predictions of any number of images in one file: a job in parts, whose rows are joined at its end.
 
 `OUT.fingerprint.json` beside the file has everything that the predictions depend on. It is compared before a
 job is resumed.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import logging
 import math
 from collections import deque
@@ -27,6 +26,7 @@ from vitascope.data.rows.cells import check_output
 from vitascope.data.rows.parts import (
     Images,
     Loop,
+    PartRows,
     Parts,
     PartTask,
     check_same,
@@ -35,8 +35,7 @@ from vitascope.data.rows.parts import (
     parts_folder,
 )
 from vitascope.data.stored import ImageFile, TableImage
-from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
-from vitascope.deploy.predict.predictor import Predictor, find_images
+from vitascope.deploy.predict.predictor import Predictor
 from vitascope.deploy.predict.result_formats import FORMATS, Rows
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -46,8 +45,6 @@ from vitascope.remote import source_at
 from vitascope.serialization import parse_json
 from vitascope.storage import replacing, write_json
 
-ERROR_KEY = b'", "error": "'
-"""In the lines of JSON of images that could not be read, and in no others: texts have no plain quotes."""
 FULL_BATCH = 64
 """Images of a batch whose precision is named."""
 TEST_IMAGES = 16
@@ -63,20 +60,22 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictTask(PartTask):
-    """Predictions of images, one line of JSON each."""
+    """Predictions of images, a row each."""
 
+    format: str = ".jsonl"
+    """The suffix of the complete file, one of `FORMATS`."""
     selection: ClassSelection = AUTO
     probabilities: bool = False
-    """Whether each line has the probability of every class, as always with several classes per image."""
+    """Whether each row has the probability of every class, as always with several classes per image."""
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The columns of a table that each line has too, as `column_digests` has them."""
+    """The columns of a table that each row has too, as `column_digests` has them."""
 
     def rows(self, engine: Engine) -> Rows:
         """The form of the results."""
         return Rows.of(engine, probabilities=self.probabilities, kept=self.kept)
 
-    def contents(self, engine: Engine, parts: Iterator[Images]) -> Generator[Iterable[bytes], None, None]:
-        """As `PartTask.contents`; an image has its path and its cells of `kept`."""
+    def results(self, engine: Engine, parts: Iterator[Images]) -> Generator[PartRows, None, None]:
+        """As `PartTask.results`; an image has its path and its cells of `kept`."""
         rows, counts = self.rows(engine), deque[int]()
 
         def files() -> Iterator[ImageFile]:
@@ -90,8 +89,11 @@ class PredictTask(PartTask):
         )
         with closing(results):
             for first in results:
-                part = itertools.chain([first], itertools.islice(results, counts.popleft() - 1))
-                yield (rows.line(result).encode() for result in part)
+                part = [first, *itertools.islice(results, counts.popleft() - 1)]
+                faults = {
+                    place: result.error for place, result in enumerate(part) if result.error is not None
+                }
+                yield PartRows(rows.encoded(part, self.format), faults)
 
     def options(self, engine: Engine) -> dict[str, Any]:
         """Everything that the predictions depend on beside the images and the weights, as values of JSON."""
@@ -193,20 +195,20 @@ def predict_to_file(
     task: PredictTask,
     loop: Loop,
     places: Sequence[str],
-    table: TableOptions = AS_RECOGNIZED,
+    images: Iterable[ImageFile],
     *,
     resume: bool = False,
 ) -> tuple[Faults, int]:
-    """Predict image files and folders of any size into a result file, in parts that are joined at the end.
+    """Predict any number of images into a result file, in parts that are joined at the end.
 
-    The images are listed once, when the job begins; resuming it warns of other numbers of images.
+    The images are those that were listed when the job began; resuming it warns of another number of images.
 
     Args:
         out: the file, of one of `FORMATS`, complete or absent.
         engine: the model, which need not be the one that computes in other processes.
         loop: `Parts.compute` of this process, or the workers of Ray.
-        places: image files, and folders of them, also in stores.
-        table: how a table of images is read.
+        places: image files, folders and tables of them, also in stores, which the fingerprint has.
+        images: the images there, from `find_images`; taken once.
         resume: continue a job that was begun, or begin it.
 
     Returns:
@@ -225,25 +227,28 @@ def predict_to_file(
             f"{out}: a .csv file has the most probable class of each image: leave out top_k, and "
             "ask for all probabilities to get the other classes"
         )
+    task = dataclasses.replace(task, format=out.suffix)
     changes = functools.partial(differences, engine=engine, task=task, places=places)
-    found = functools.partial(find_images, places, table, keep=bool(task.kept))
     if out.exists() and not job_exists(out):
         faults = _faults_of(out, changes)
-        _warn_of_others(out, faults.images, found())
+        _warn_of_others(out, faults.images, images)
         return faults, 0
     begun = job_exists(out)
     about = {} if begun else fingerprint(engine, task, places)
-    images = (
-        (f if isinstance(f, str) else f.as_text(), *(f.cells if isinstance(f, TableImage) else ()))
-        for f in found()
+    texts = (
+        (
+            image if isinstance(image, str) else image.as_text(),
+            *(image.cells if isinstance(image, TableImage) else ()),
+        )
+        for image in images
     )
-    with computed(out, task, loop, lambda: images, about, changes) as (parts, now):
+    with computed(out, task, loop, texts, about, changes) as (parts, now):
         faults = Faults()
         with replacing(out) as aside:
-            task.rows(engine).write(counted_lines(parts, faults), aside)
+            task.rows(engine).write(_joined(parts, faults), aside)
             write_json(fingerprint_file(out), {**parts.about, "tally": dataclasses.asdict(faults)})
     if begun:
-        _warn_of_others(out, faults.images, found())
+        _warn_of_others(out, faults.images, images)
     return faults, sum(map(parts.count, now))
 
 
@@ -268,15 +273,10 @@ def _warn_of_others(out: Path, images: int, files: Iterable[ImageFile]) -> None:
         )
 
 
-def counted_lines(parts: Parts, faults: Faults) -> Iterator[bytes]:
-    """The lines of all parts in order, which are added to the counts."""
+def _joined(parts: Parts, faults: Faults) -> Iterator[bytes]:
+    """The rows of all parts in order, whose images are added to the counts."""
     for part in range(len(parts)):
-        before, path = faults.images, parts.file(part)
-        with open(path, "rb") as file:
-            for line in file:
-                faults.tally(json.loads(line)["error"] if ERROR_KEY in line else None)
-                yield line
-        if (count := faults.images - before) != parts.count(part):
-            raise UserError(
-                f"{path}: {count:,} results of {parts.count(part):,} images; remove it, and resume"
-            )
+        results = parts.read(part)
+        for place in range(parts.count(part)):
+            faults.tally(results.faults.get(place))
+        yield results.rows

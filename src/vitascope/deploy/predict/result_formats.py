@@ -1,4 +1,4 @@
-"""The rows of a result file: JSON lines, and the Parquet and CSV files that are made from them.
+"""The rows of a result file: JSON lines, CSV and Parquet.
 
 | format | row of an image |
 |---|---|
@@ -16,17 +16,15 @@ of a table that are kept, in JSON under `table`.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitascope.data.rows.cells import column_names, csv_text, escaped
+from vitascope.data.rows.cells import column_names, csv_line, escaped, write_parquet
 from vitascope.deploy.predict.predictor import ImageResult
 from vitascope.formatting import SEPARATOR
 from vitascope.models.engines.engine import Engine
@@ -36,7 +34,7 @@ VERDICT = ("unknown", "set", "familiarity")
 COLUMNS = ("image", "label", "score", "labels", "predictions", "error", *VERDICT)
 """The columns that are no class's, in any format."""
 PARQUET_ROWS = 10_000
-"""Rows per row group, which bounds the memory."""
+"""Rows per row group."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,63 +60,93 @@ class Rows:
         names = [engine.label(index) for index in range(engine.num_classes)] if wanted else ()
         return cls(several, engine.sets is not None, column_names(names, COLUMNS), kept or {})
 
+    def encoded(self, results: Sequence[ImageResult], format: str) -> bytes:
+        """The rows of a part of a file of one of `FORMATS`: lines, or a table for Parquet."""
+        if format == ".parquet":
+            return self._table(results)
+        return "".join(map(self.csv_line if format == ".csv" else self.line, results)).encode()
+
+    def write(self, parts: Iterable[bytes], path: Path) -> None:
+        """Join the rows of parts, as `encoded` returns them, to a file of one of `FORMATS`."""
+        if path.suffix == ".parquet":
+            import pyarrow as pa
+
+            tables = (pa.ipc.open_stream(part).read_all() for part in parts)
+            write_parquet(path, tables, lambda schema: PARQUET_ROWS)
+            return
+        with open(path, "wb") as file:
+            if path.suffix == ".csv":
+                names = ("image", "label", "score", *VERDICT * self.judged, *self.columns)
+                file.write(csv_line([*names, *self._kept_names()]).encode())
+            file.writelines(parts)
+
     def line(self, result: ImageResult) -> str:
         """One line of JSON."""
-        row: dict[str, Any] = {"image": result.image}
-        if result.error is not None:
-            row["error"] = result.error
-        else:
-            if self.by_threshold:
-                row["labels"] = [prediction.label for prediction in result.predictions]
-            row["predictions"] = [vars(prediction) for prediction in result.predictions]
-            if self.judged:
-                assert result.verdict is not None
-                row |= vars(result.verdict)
-            if self.columns:
-                assert result.probabilities is not None
-                row["probabilities"] = dict(zip(self.columns, result.probabilities.tolist(), strict=True))
+        row = self._values(result)
+        if self.columns and result.probabilities is not None:
+            row["probabilities"] = dict(zip(self.columns, result.probabilities.tolist(), strict=True))
         if self.kept:
             row["table"] = dict(zip(self.kept, result.cells, strict=True))
         return escaped(json.dumps(row, ensure_ascii=False)) + "\n"
 
-    def write(self, lines: Iterable[bytes], path: Path) -> None:
-        """Write lines of JSON to a file of one of `FORMATS`."""
-        if path.suffix == ".jsonl":
-            with open(path, "wb") as to:
-                to.writelines(lines)
-        else:
-            write = self._write_csv if path.suffix == ".csv" else self._write_parquet
-            write((_without_surrogates(json.loads(line)) for line in lines), path)
-
-    def _write_csv(self, rows: Iterable[dict[str, Any]], path: Path) -> None:
-        with open(path, "w", encoding="utf-8", newline="") as to:
-            names = (*self.columns, *self._kept_names())
-            writer = csv.writer(to, lineterminator="\n")
-            judged = VERDICT * self.judged
-            writer.writerow(
-                ["image", "label", "score", *judged, *(csv_text(escaped(name)) for name in names)]
-            )
-            writer.writerows(map(self._cells, rows))
-
-    def _cells(self, row: dict[str, Any]) -> list[str]:
-        kept = map(csv_text, row.get("table", {}).values())
-        if "error" in row:
-            empty = len(self.columns) + len(VERDICT) * self.judged
-            return [csv_text(row["image"]), "", "", *[""] * empty, *kept]
-        labels, scores = ([each[name] for each in row["predictions"]] for name in ("label", "score"))
-        probabilities = list(row.get("probabilities", {}).values())
+    def csv_line(self, result: ImageResult) -> str:
+        """One line of CSV."""
+        if result.best is None:
+            empty = [""] * (2 + len(VERDICT) * self.judged + len(self.columns))
+            return csv_line([result.image, *empty, *result.cells])
+        labels = [prediction.label for prediction in result.predictions]
         label = SEPARATOR.join(labels) if self.by_threshold else labels[0]
-        numbers = [max(probabilities) if self.by_threshold else scores[0], *probabilities]
-        # The shortest text that is the same number in float32, which the model computed.
-        scores = [str(np.float32(number)) for number in numbers]
-        return [csv_text(row["image"]), csv_text(label), scores[0], *self._verdict(row), *scores[1:], *kept]
+        judged: Sequence[object] = ()
+        if self.judged and (verdict := result.verdict) is not None:
+            familiarity = "" if verdict.familiarity is None else np.float32(verdict.familiarity)
+            judged = verdict.unknown or "", SEPARATOR.join(verdict.set or ()), familiarity
+        probabilities = result.probabilities if self.columns and result.probabilities is not None else ()
+        score = np.float32(result.best.score)
+        return csv_line([result.image, label, score, *judged, *probabilities, *result.cells])
 
-    def _verdict(self, row: dict[str, Any]) -> list[str]:
-        """The cells of `VERDICT`, empty for what is not known; none of a model that was not calibrated."""
-        if not self.judged:
-            return []
-        familiarity = "" if row["familiarity"] is None else str(np.float32(row["familiarity"]))
-        return [row["unknown"] or "", csv_text(SEPARATOR.join(row["set"] or ())), familiarity]
+    def _values(self, result: ImageResult, text: Callable[[str], str] = str) -> dict[str, Any]:
+        """The values that lines of JSON and Parquet have alike; `text` converts names."""
+        row: dict[str, Any] = {"image": text(result.image)}
+        if result.error is not None:
+            return row | {"error": text(result.error)}
+        predictions = [vars(prediction) for prediction in result.predictions]
+        if text is not str:
+            predictions = [values | {"label": text(values["label"])} for values in predictions]
+        if self.by_threshold:
+            row["labels"] = [values["label"] for values in predictions]
+        row["predictions"] = predictions
+        if self.judged and (verdict := result.verdict) is not None:
+            row |= vars(verdict) | {"set": None if verdict.set is None else [*map(text, verdict.set)]}
+        return row
+
+    def _table(self, results: Sequence[ImageResult]) -> bytes:
+        """Rows of Parquet as a stream of pyarrow."""
+        import pyarrow as pa
+
+        text, number = pa.string(), pa.float32()
+        prediction = pa.struct([("label", text), ("index", pa.int32()), ("score", number)])
+        kinds = [
+            ("image", text),
+            *[("labels", pa.list_(text))] * self.by_threshold,
+            *[("predictions", pa.list_(prediction)), ("error", text)],
+            *[("unknown", text), ("set", pa.list_(text)), ("familiarity", number)][: 3 * self.judged],
+        ]
+        values = [self._values(result, escaped) for result in results]
+        table = pa.Table.from_pylist(values, schema=pa.schema(kinds))
+        columns = table.columns
+        if self.columns:
+            unreadable = np.array([result.probabilities is None for result in results])
+            none = np.zeros(len(self.columns), np.float32)
+            rows = [none if result.probabilities is None else result.probabilities for result in results]
+            columns += [pa.array(column, number, mask=unreadable) for column in np.stack(rows).T]
+        if self.kept:
+            cells = zip(*(map(escaped, result.cells) for result in results), strict=True)
+            columns += [pa.array(column, text) for column in cells]
+        names = [*table.column_names, *map(escaped, (*self.columns, *self._kept_names()))]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, (table := pa.Table.from_arrays(columns, names)).schema) as stream:
+            stream.write_table(table)
+        return bytes(sink.getvalue())
 
     def _kept_names(self) -> Iterator[str]:
         """The names of the table's columns beside the others: one that is taken gets a suffix."""
@@ -128,39 +156,3 @@ class Rows:
                 name += " (table)"
             taken.add(name)
             yield name
-
-    def _write_parquet(self, rows: Iterator[dict[str, Any]], path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        prediction = pa.struct([("label", pa.string()), ("index", pa.int32()), ("score", pa.float32())])
-        verdict = [
-            ("unknown", pa.string()), ("set", pa.list_(pa.string())), ("familiarity", pa.float32())
-        ]  # fmt: skip
-        names = tuple(map(escaped, self._kept_names()))
-        schema = pa.schema(
-            [
-                ("image", pa.string()),
-                *[("labels", pa.list_(pa.string()))] * self.by_threshold,
-                ("predictions", pa.list_(prediction)),
-                ("error", pa.string()),
-                *verdict[: len(verdict) * self.judged],
-                *((escaped(name), pa.float32()) for name in self.columns),
-                *((name, pa.string()) for name in names),
-            ]
-        )
-        with pq.ParquetWriter(path, schema) as to:
-            while group := list(itertools.islice(rows, PARQUET_ROWS)):
-                for row in group:
-                    row |= row.pop("probabilities", {})
-                    row |= dict(zip(names, row.pop("table", {}).values(), strict=True))
-                to.write_table(pa.Table.from_pylist(group, schema=schema))
-
-
-def _without_surrogates(value: Any) -> Any:
-    """A value without the surrogates that JSON can hold, and the other formats cannot."""
-    if isinstance(value, dict):
-        return {escaped(name): _without_surrogates(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_without_surrogates(each) for each in value]
-    return escaped(value) if isinstance(value, str) else value
