@@ -1,7 +1,5 @@
 """`vitascope` and `python -m vitascope`: the command line, whose import Ctrl-C ends in one line."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

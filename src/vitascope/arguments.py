@@ -1,7 +1,5 @@
 """Checks of values against types: of options when they are set, of arguments when a function is called."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """The cache folder, and its lock."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

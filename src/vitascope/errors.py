@@ -1,7 +1,5 @@
 """The exception for errors that a user can cause and fix; the nearest valid name, for its message."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import shlex

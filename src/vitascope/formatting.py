@@ -1,7 +1,5 @@
 """Numbers and tables as text, for the console, the server and the report; tables for pandas."""
 
-from __future__ import annotations
-
 import datetime
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence

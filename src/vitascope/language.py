@@ -1,7 +1,5 @@
 """The reader's language: English texts of reports and lessons, with translations (`translations/zh.po`)."""
 
-from __future__ import annotations
-
 import functools
 import gettext
 import os

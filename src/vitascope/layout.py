@@ -26,8 +26,6 @@
 A checkpoint, `checkpoints/step-00001234/`, is complete if it has its manifest, which is written last.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`train`, `pretrain` and `resume`: training, with the figures and the report of finished runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from os import PathLike
 from pathlib import Path

@@ -4,8 +4,6 @@ A file may be damaged, edited by hand or hostile. What the standard readers acce
 numbers that no float holds, references between values, tags that name types) is a ValueError here.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

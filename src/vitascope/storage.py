@@ -1,7 +1,5 @@
 """Writing to the disk: locks, files and folders that are whole or absent, and clear errors when it fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

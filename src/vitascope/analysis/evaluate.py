@@ -1,7 +1,5 @@
 """`evaluate`: the accuracy of any model on labelled images, and the images that it is measured on."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

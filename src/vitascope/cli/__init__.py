@@ -1,7 +1,5 @@
 """The command line: parse, call the library, print. Heavy modules are imported only when needed."""
 
-from __future__ import annotations
-
 import atexit
 import codecs
 import gc

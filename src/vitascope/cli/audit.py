@@ -1,7 +1,5 @@
 """`vitascope audit`: what is wrong with the images of a data set."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`vitascope embed`: the features of images in a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

@@ -1,7 +1,5 @@
 """The options of commands that compute features of images, perhaps on a cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import AbstractContextManager
 from typing import Annotated, Literal

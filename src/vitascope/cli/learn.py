@@ -1,7 +1,5 @@
 """`vitascope learn`: exercises, checked in the model, by a package of their own."""
 
-from __future__ import annotations
-
 import dataclasses
 from importlib.util import find_spec
 from pathlib import Path

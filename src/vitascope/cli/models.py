@@ -1,7 +1,5 @@
 """`vitascope models`, `convert`, `compress` and `pack`: models and data in other forms."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex

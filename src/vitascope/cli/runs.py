@@ -1,7 +1,5 @@
 """`vitascope report` and `vitascope compare`: a run on one page, several side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """`vitascope zero-shot`, and the options of classes that are named."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """All images of some data, in the splits that they have, with their labels as text."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from bisect import bisect_right

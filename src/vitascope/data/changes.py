@@ -1,7 +1,5 @@
 """Changes of a batch of images whose numbers are drawn on the host and go to the device in one copy."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What an image is, whatever its name: the identity of its content, and images with the same one."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Entry points: from a path or name of data to its images. `FORMATS` is the table of formats."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

@@ -4,8 +4,6 @@ Hashes and features propose pairs. A pair is a near-duplicate if the details of 
 one of eight orientations: of both pictures, or of one and a part of the other.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias

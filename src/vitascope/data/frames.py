@@ -1,7 +1,5 @@
 """DataFrames of pandas as data: written as a table of JSON lines, which every function reads."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

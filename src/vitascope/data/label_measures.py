@@ -4,8 +4,6 @@ Labels are bool (N, K), probabilities floats (N, K). B samples of the images hav
 often each image is drawn. A column of ones measures the images themselves.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a training and an evaluation notice of pictures: near-copies in training, one shade, several pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

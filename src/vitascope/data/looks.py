@@ -1,7 +1,5 @@
 """One reading of every picture: sizes, light, sharpness, colours and a thumbnail."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

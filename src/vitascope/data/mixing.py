@@ -1,7 +1,5 @@
 """Mixup and CutMix: images and their targets mixed in pairs, alike in every slice of a global batch."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 

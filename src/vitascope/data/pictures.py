@@ -1,7 +1,5 @@
 """The stream of pictures for an engine: batches of those that can be read, and why others cannot."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized

@@ -7,8 +7,6 @@ operation, so that each kind of operation runs once per layer, however large the
 levels, a blend with another picture, or an interpolation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias

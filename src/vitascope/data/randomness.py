@@ -4,8 +4,6 @@ The order of an epoch is f(seed, epoch) and an image's augmentation f(seed, epoc
 resumes exactly from two counters, with any number of workers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

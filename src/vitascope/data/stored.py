@@ -1,7 +1,5 @@
 """Image files, here and in stores, with the cells of their row in a table; pictures as arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Self, TypeAlias, TypeVar, cast
 

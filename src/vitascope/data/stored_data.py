@@ -1,7 +1,5 @@
 """DATA in a store: folders, which are listed; tables and archives, which are copied."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """`push_to_hub`: upload a model to the Hugging Face hub, with a model card that states how good it is."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator

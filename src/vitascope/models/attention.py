@@ -7,8 +7,6 @@ the weights fit in the cache. `MatmulAttention` runs in these cases, the fused k
 that requests the weights gets them from the equations themselves.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`Configuration`: frozen options in groups, set by flat keywords and checked against their types."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """The Transformer encoder: MLP, block, and the stack of blocks (paper, equations 2 and 3)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What Pillow does not report of a file: compressed data that a JPEG lacks, and the channels of a TIFF."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

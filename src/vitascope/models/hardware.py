@@ -11,8 +11,6 @@ The precisions of a model, in training and prediction:
 - fp16 is as bf16, with scaled losses.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

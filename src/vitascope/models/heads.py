@@ -1,7 +1,5 @@
 """Pooling and heads: from the encoder's tokens to logits (paper, equation 4 and section 3.1)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

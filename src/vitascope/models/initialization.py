@@ -1,7 +1,5 @@
 """Three published initializations of a ViT."""
 
-from __future__ import annotations
-
 import math
 
 import torch

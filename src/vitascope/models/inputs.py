@@ -1,7 +1,5 @@
 """The check of the images that a model gets."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from vitascope.errors import UserError

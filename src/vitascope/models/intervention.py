@@ -4,8 +4,6 @@ So `forward`, `trace`, heatmaps and the lens need no code for it. Each hook sele
 keeps its place in autograd's graph, with a gradient of zero.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -7,8 +7,6 @@ O(HW (H + W)) instead of O(H^2 W^2). Queries, keys and values are those of globa
 fits, and the two steps are one linear map of the values, which a trace shows exactly.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Low-rank adaptation of a trained encoder (Hu et al. 2021, "LoRA", equation 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The norm of a model: every one in its embedding, blocks and readout is of one kind."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

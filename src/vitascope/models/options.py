@@ -1,7 +1,5 @@
 """The options of a model, in a group per equation of the paper and one for training. No torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ of the product, ViT-B/16 predicts about a tenth faster. torch.compile uses the s
 weights.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The stems: from an image to patch embeddings, x_p E (paper, section 3.1 and equation 1)."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

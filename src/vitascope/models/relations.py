@@ -4,8 +4,6 @@ Learned positions may be added to the tokens too (the option `absolute`). `posit
 kind.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ He et al. 2016, "Deep Residual Learning for Image Recognition", with the two cha
 comes after the sum. All padding is TensorFlow's "SAME".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 

@@ -4,8 +4,6 @@ Sizes: He et al. 2016, "Deep Residual Learning for Image Recognition", table 1; 
 train your ViT?" (R26, and R, the root alone).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The named models: the shapes of the papers. No torch, for a fast command line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ are no weights, so any trained model can be shortened.
 The encoder's output has all tokens again: each patch has the state of the token that it was merged into.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """`Trace`: the named intermediates of a forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Views of a picture at test time, and the mean of their answers (Krizhevsky et al. 2012, section 4.1)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

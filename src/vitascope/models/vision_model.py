@@ -1,7 +1,5 @@
 """`VisionModel`: a Vision Transformer, the ResNet that it is compared with, or several; evaluation mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import overload

@@ -1,7 +1,5 @@
 """The Vision Transformer of Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to 4."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, overload

@@ -3,8 +3,6 @@
 This module is the door: it knows whether a place is a URL or a local path, and has the pictures of URLs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -7,8 +7,6 @@ file `used` has the size of all, which processes change under a lock. What is re
 fetched again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Files that are written to a store: on the local disk first, uploaded when they are complete."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -4,8 +4,6 @@ fsspec and its libraries find the credentials. An object is a size and a version
 compares both afterwards, so that no two versions are mixed. A fault is one line, after a bounded time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

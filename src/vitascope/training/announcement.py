@@ -1,7 +1,5 @@
 """The lines that a run prints at its start: its data, its model, its length."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Work beside the steps: losses that are read late, best weights and checkpoints that are written late."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

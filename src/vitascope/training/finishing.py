@@ -1,7 +1,5 @@
 """The end of a run: its model is tested and saved, its figures are drawn, its report is written."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """A run in the hands of these processes: joined, found again after a restart, locked."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Properties that all processes share (versions, options, model, images), and a run with its checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

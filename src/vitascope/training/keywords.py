@@ -3,8 +3,6 @@
 A test compares them with `TrainConfig`, whose docstrings say what they do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict

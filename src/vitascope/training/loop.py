@@ -1,7 +1,5 @@
 """The training loop: steps, validation, checkpoints; the same for all tasks."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

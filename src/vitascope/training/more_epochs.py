@@ -1,7 +1,5 @@
 """More epochs for a finished run, which stays what it is until their model is saved, or they fail."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -9,8 +9,6 @@ Muon is momentum whose update of a matrix is made orthogonal (Jordan et al. 2024
 https://kellerjordan.github.io/posts/muon).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What the machine decides: device, precision, the parts of a batch that fit in the memory, compilation."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The progress of a run: a line per epoch or every few epochs, and a bar on a terminal."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """A run that goes on from its checkpoint: by its recorded plan, on the data and weights that it had."""
 
-from __future__ import annotations
-
 import logging
 import math
 import shlex

@@ -1,7 +1,5 @@
 """A run that was begun: resumed, or given more epochs, by its recorded plan and some changes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from os import PathLike

@@ -1,7 +1,5 @@
 """The weights of the finished model: those of the best validation, or the last ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import cast

@@ -5,8 +5,6 @@ features. Then a rule decides what of the best one is trained, or that random we
 come from benchmarks/results/2026-11-28-weights-auto.md, and the three results that it names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

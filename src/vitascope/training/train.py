@@ -1,7 +1,5 @@
 """A new run: open the data, load the weights, resolve, train, judge, save."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import time

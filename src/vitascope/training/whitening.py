@@ -6,8 +6,6 @@ of 1, and their negatives; they are not trained (Jordan 2024, "94% on CIFAR-10 i
 GPU").
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

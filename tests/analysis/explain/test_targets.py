@@ -117,7 +117,9 @@ def test_class_number_out_of_range_is_rejected_with_the_range(index: int | str) 
 
 
 def test_unknown_class_name_is_rejected_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="no class 'tigger'; nearest: tiger; the model has 5, 0 to 4: cat"):
+    with pytest.raises(
+        UserError, match="no class 'tigger'; nearest: tiger; the model has 5, 0 to 4: cat, dog"
+    ):
         as_target("tigger", NAMED, LOGITS)
     with pytest.raises(UserError, match=r"no class 'cat'; the model has 5, 0 to 4$"):
         as_target("cat", PLAIN, LOGITS)

@@ -127,7 +127,9 @@ def test_system_folders_are_no_classes_and_their_files_no_images(
 
 def test_all_rare_classes_are_named_at_once(tmp_path: Path) -> None:
     write_tree(tmp_path, {"a": 9, "b": 2, "c": 1, "d": 9})
-    with pytest.raises(UserError, match=r"'b' has 2 images; class 'c' has 1 image \(2 of 4") as caught:
+    with pytest.raises(
+        UserError, match=r"'b' has 2 images; class 'c' has 1 image \(2 of 4 classes"
+    ) as caught:
         open_data(str(tmp_path))
     assert "at least 3" in str(caught.value)
 

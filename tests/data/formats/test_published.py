@@ -151,7 +151,9 @@ def test_a_file_copied_by_hand_is_used_and_checked(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_one_line_and_the_download_resumes_later(server: Server, tmp_path: Path) -> None:
     part_of(tmp_path).symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"cannot be written: No space left on device .*; make room, or set"):
+    with pytest.raises(
+        UserError, match=r"cannot be written: No space left on device .*; make room, or set VITASCOPE_CACHE"
+    ):
         fetch(published(server.url), tmp_path)
     assert not (tmp_path / "set.bin").exists()
     assert len(server.asked) == 1  # a full disk causes no retry

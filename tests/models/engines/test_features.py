@@ -149,5 +149,7 @@ def test_own_features_with_an_exported_classifier_name_the_way_out(exported_file
 
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (vitascope[onnx])")
     engine = open_engine(exported_file(".onnx"))
-    with pytest.raises(UserError, match=r"small\.onnx returns probabilities .* file of `vitascope export --"):
+    with pytest.raises(
+        UserError, match=r"small\.onnx returns probabilities .* file of `vitascope export --features`"
+    ):
         engine.resolved(OWN)

@@ -114,7 +114,9 @@ def test_a_class_is_known_only_if_unfamiliar_pictures_can_be_told(
     assert (unlike.unknown, usual.unknown) == (("unfamiliar", None) if enough else ("unchecked", "unchecked"))
     assert usual.in_words() == ""
     if familiar is not None and not enough:
-        with pytest.raises(UserError, match=r"at 10% false alarms need 9 .*, and the model was calibrated"):
+        with pytest.raises(
+            UserError, match=r"at 10% false alarms need 9 .*, and the model was calibrated on 1$"
+        ):
             selection.check(engine)
     else:
         selection.check(engine)

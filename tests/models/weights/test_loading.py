@@ -111,7 +111,9 @@ def test_pictures_far_larger_than_the_model_are_rejected_with_both_sizes(
 ) -> None:
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-    with pytest.raises(CheckpointError, match=r"makes pictures of \d+x(20000|513) pixels .* of 32x32, "):
+    with pytest.raises(
+        CheckpointError, match=r"makes pictures of \d+x(20000|513) pixels .* of 32x32, .* 512"
+    ):
         from_pretrained(folder)
 
 
@@ -230,7 +232,9 @@ def test_the_error_for_an_unfinished_run_names_its_best_model_which_loads(tmp_pa
     run.mkdir()
     (run / "config.yaml").write_text("data: digits\n")
     save_pretrained(small_model(), run / "checkpoints" / "best")
-    with pytest.raises(CheckpointError, match=r"--resume '.*my run'`, or take its best model so") as raised:
+    with pytest.raises(
+        CheckpointError, match=r"--resume '.*my run'`, or take its best model so far"
+    ) as raised:
         from_pretrained(run)
     from_pretrained(str(raised.value).rpartition(", ")[2])
 
@@ -395,7 +399,9 @@ def test_other_image_size_interpolates_the_positions(
 
 @pytest.mark.parametrize("change", [{"embed_dim": 32}, {"depth": 2}, {"patch_size": 16}, {"pool": "mean"}])
 def test_another_body_is_rejected(folder: Path, change: dict[str, object]) -> None:
-    with pytest.raises(CheckpointError, match=r"has another body: |does not fit the model: |does not fit"):
+    with pytest.raises(
+        CheckpointError, match=r"has another body: |does not fit the model: |does not fit vit_ti16: "
+    ):
         create_model("vit_ti16", weights=folder, num_classes=5, class_names=NAMES, **{**TINY, **change})
 
 

@@ -44,7 +44,9 @@ def test_every_known_timm_name_is_a_named_size() -> None:
 
 
 def test_an_unknown_timm_name_suggests_the_nearest_and_its_weights() -> None:
-    with pytest.raises(UserError, match=r"nearest: vit_base_patch16; .*from_pretrained\('timm/vit_base_"):
+    with pytest.raises(
+        UserError, match=r"nearest: vit_base_patch16; .*from_pretrained\('timm/vit_base_patch16"
+    ):
         create_model("vit_base_patch16_clip_224")
     with pytest.raises(UserError, match="nearest: vit_b16"):
         create_model("vit_b61")

@@ -44,7 +44,9 @@ def test_teachers_classes_are_reordered_to_match_the_data(tmp_path: Path) -> Non
 
 def test_other_classes_are_rejected_with_the_difference(tmp_path: Path) -> None:
     ref = saved(tmp_path, class_names=PETS)
-    with pytest.raises(UserError, match=r"5 classes, which are not the 3 .* lacks fly; the data lack cat"):
+    with pytest.raises(
+        UserError, match=r"5 classes, which are not the 3 .* lacks fly; the data lack cat, dog, elk"
+    ):
         open_teacher(ref, ("ant", "bee", "fly"), device="cpu")
     with pytest.raises(UserError, match="it lacks fly; the data lack elk"):
         open_teacher(ref, ("ant", "bee", "cat", "dog", "fly"), device="cpu")

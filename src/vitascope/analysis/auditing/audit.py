@@ -1,7 +1,5 @@
 """`audit`: from a data set to its faults, and to how many of these are noticed."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import os

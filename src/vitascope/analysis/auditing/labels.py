@@ -1,7 +1,5 @@
 """Labels that may be wrong, and classes that may be one, from probabilities by classifiers of features."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

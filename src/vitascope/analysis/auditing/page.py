@@ -1,7 +1,5 @@
 """The page of an audit: findings beside their images, and decisions on these, downloaded as CSV."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

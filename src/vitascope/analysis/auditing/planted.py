@@ -1,7 +1,5 @@
 """How much an audit notices: errors that are planted into a copy of the data, and looked for."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools

@@ -4,8 +4,6 @@ A picture is listed if a fixed limit says so and it is also unusual among these 
 of X-rays, night pictures or scanned texts nothing is listed that all of them have, but pictures of one shade.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What tells the label without the content of the picture, and classes and groups that are few or worse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures of another kind than the rest, by the distance of their features."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.special import expit
 

@@ -1,7 +1,5 @@
 """Attention of single layers as heatmaps: of the tokens that pooling reads, of each head, of one patch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Figures of a model's explanations, from the model and pictures: what `vitascope explain` draws."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

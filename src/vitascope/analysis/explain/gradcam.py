@@ -1,7 +1,5 @@
 """Grad-CAM on tokens and its variants: the patches whose features raise the score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

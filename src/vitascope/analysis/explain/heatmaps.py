@@ -1,7 +1,5 @@
 """Common to all heatmaps: the grid of cells, the pixels of each cell, and the scale."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -3,8 +3,6 @@
 With a hook before each pass, a server can run something else in between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar

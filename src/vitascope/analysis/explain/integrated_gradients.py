@@ -1,7 +1,5 @@
 """Integrated gradients (Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks")."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

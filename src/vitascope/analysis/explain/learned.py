@@ -1,7 +1,5 @@
 """Learned parts of a network: the reach of its heads, its positions, its filters, its features (figure 7)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

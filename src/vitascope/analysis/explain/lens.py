@@ -1,7 +1,5 @@
 """The logit lens: the class that the model's own last steps read from the tokens of every layer."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """Text of any script in figures: class names and file names."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import unicodedata

@@ -7,8 +7,6 @@ Here the factors are constants of the backward pass, and each factor of a produc
 of the gradient. The model is then an affine function of the image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The heatmap methods by name."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

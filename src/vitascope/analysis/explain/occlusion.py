@@ -3,8 +3,6 @@
 Slow, but it uses nothing inside the model, so the other methods can be compared with it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ After some layers, the state of a patch has the evidence that the model formed f
 and is not yet mixed with that of all other patches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

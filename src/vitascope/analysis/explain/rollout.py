@@ -1,7 +1,5 @@
 """Attention through all layers, plain and weighted by the gradient of a score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Literal
 

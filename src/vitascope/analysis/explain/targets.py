@@ -1,7 +1,5 @@
 """Targets: the number per image, from a model's output, that a gradient or an occlusion explains."""
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from abc import ABC, abstractmethod

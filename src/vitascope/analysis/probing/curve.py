@@ -5,8 +5,6 @@ The error (1 - accuracy, or 1 - mAP) of n training images is fitted by a + b n^-
 curve and of those drawn for training, and the uncertainty of the three numbers and of the law itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Labels that may be wrong, from out-of-fold probabilities: confident learning (Northcutt et al. 2021)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

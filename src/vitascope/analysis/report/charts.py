@@ -1,7 +1,5 @@
 """Charts of a run: curves, confusion matrix, calibration; for PNGs and for the page alike."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

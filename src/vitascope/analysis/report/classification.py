@@ -1,7 +1,5 @@
 """The report's sections about a classifier's predictions: classes, confusion, calibration, mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

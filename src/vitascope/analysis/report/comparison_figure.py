@@ -1,7 +1,5 @@
 """`compare`: several runs side by side, as a result, a text and a figure of their curves."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path

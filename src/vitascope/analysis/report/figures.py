@@ -1,7 +1,5 @@
 """The figures of a finished run, as PNGs in its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

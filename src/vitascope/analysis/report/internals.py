@@ -1,7 +1,5 @@
 """The report's sections about the network: its attention, positions and filters, and masked patches."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """The report's sections about predictions of images that may have several classes."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal
 

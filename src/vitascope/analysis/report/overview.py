@@ -1,7 +1,5 @@
 """The report's sections about the run: result, training, curves, configuration, environment."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import shlex

@@ -2,8 +2,6 @@
 page's font and in its light or dark colours.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import re

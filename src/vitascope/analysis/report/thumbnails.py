@@ -1,7 +1,5 @@
 """Small pictures for the page, alone or under attention: the model's part bright, the rest dimmed."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Writing a run's report: one HTML page that needs no other file."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

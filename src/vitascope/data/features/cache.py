@@ -9,8 +9,6 @@ of a file. `made.json` says what the key stands for; the time of its last change
 all keys together have more than `VITASCOPE_FEATURES_GB`, those go first that were used longest ago.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

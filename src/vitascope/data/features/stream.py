@@ -1,7 +1,5 @@
 """Features of any number of images: those in the cache are taken from it, the others are computed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections import deque

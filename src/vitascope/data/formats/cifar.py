@@ -3,8 +3,6 @@
 Archives are read member by member, in place.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import pickle

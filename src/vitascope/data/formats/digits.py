@@ -1,7 +1,5 @@
 """scikit-learn's digits, embedded: 1,797 grey images of 8x8 pixels."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

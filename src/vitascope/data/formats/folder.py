@@ -1,7 +1,5 @@
 """Folders of images, one folder per class, with or without splits above them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """The interface of the formats in `datasets.FORMATS`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """IDX files, the format of MNIST (LeCun, Cortes and Burges) and its successors: a header and raw pixels."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

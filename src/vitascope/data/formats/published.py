@@ -1,7 +1,5 @@
 """Data sets that are downloaded by name: resumed, retried, from several addresses, checked, then renamed."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

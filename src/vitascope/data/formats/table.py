@@ -1,7 +1,5 @@
 """Tables of images and their labels: CSV, TSV, JSON lines, Parquet."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Tables as columns of text: CSV, TSV, JSON lines and Parquet. Nothing here knows what a column is for."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import itertools

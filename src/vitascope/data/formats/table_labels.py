@@ -1,7 +1,5 @@
 """The classes of images from the cells of a table: one class or several per image, in any usual form."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

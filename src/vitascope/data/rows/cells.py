@@ -1,7 +1,5 @@
 """Rows of tables of results: names of columns, texts that no program misreads, lines of CSV, Parquet."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import itertools

@@ -4,8 +4,6 @@ The result is an ordinary model whose configuration describes it: it can be save
 and trained like any other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

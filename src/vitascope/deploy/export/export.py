@@ -1,7 +1,5 @@
 """`export`: a model as one file for another runtime, compared with the model before it gets its name."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

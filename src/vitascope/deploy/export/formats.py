@@ -1,7 +1,5 @@
 """`WholeModel`, the exported graph from raw pixels to the outputs, and the formats it is written in."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

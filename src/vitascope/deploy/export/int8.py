@@ -4,8 +4,6 @@ In an ONNX file, each layer stands between quantize and dequantize, which the ru
 OpenVINO, `FakeQuantize` before each layer makes the runtime choose int8 kernels.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import tempfile

@@ -6,8 +6,6 @@ equation 2; Molchanov et al. 2019, "Importance Estimation for Neural Network Pru
 same number, its best. The mean of the others stays in the bias of the layer that they fed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 

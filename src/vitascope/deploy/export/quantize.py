@@ -9,8 +9,6 @@ be sure. If it loses more, it is written again with an eighth and then a quarter
 whose inputs' channels lose the largest shares of their energy to rounding.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

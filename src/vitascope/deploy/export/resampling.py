@@ -7,8 +7,6 @@ Pillow rounds to bytes between the two axes, so their order matters. Since versi
 height first if it shrinks by more than twice as many pixels as the width.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Timing of engines in turns, so that a machine that slows down meanwhile slows down all of them alike."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -6,8 +6,6 @@ starts as one worker per model (no browser starts a worker of modules for a page
 explorer's. A policy in the document allows no connections.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -6,8 +6,6 @@ own image size: a table to add, rotations, numbers to add to the scores. So the 
 of each.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any, Literal

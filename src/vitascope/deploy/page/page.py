@@ -3,8 +3,6 @@
 A page may have two models. What concerns one of them is a function of a `HeldModel`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

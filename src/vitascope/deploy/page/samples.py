@@ -1,7 +1,5 @@
 """The pictures that a page offers: small copies without the metadata of their files, such as places."""
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools

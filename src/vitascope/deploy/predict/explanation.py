@@ -1,7 +1,5 @@
 """`Explanation`: where a model looks in one picture, as numbers and as a picture."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

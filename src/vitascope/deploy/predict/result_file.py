@@ -4,8 +4,6 @@
 job is resumed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

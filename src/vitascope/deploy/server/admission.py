@@ -4,8 +4,6 @@
 with each part of its body, when its body is complete, and before its pictures are queued.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -24,8 +24,6 @@ probabilities nor heatmaps; `missing` is the reason. Of a calibrated model, `ver
 `familiarity`.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -6,8 +6,6 @@ waits for others. Long work is computed in parts; a batch of waiting requests go
 The queue belongs to the event loop; the methods that compute run in the model's thread and say so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ inside. So they run in a process that limits its own memory and that `decoder_po
 torch, so it starts in a fraction of a second and takes 40 MB.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ as one `attention_pack` and computes everything that it draws from that. Routes 
 they are used, because the server answers before torch is imported.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The server's Prometheus metrics; those of several workers are added up."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Sequence

@@ -3,8 +3,6 @@
 A rejection is cheap here, which keeps an overloaded server alive: nothing of the body is read or decoded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Routes write JSON themselves, which is faster; tests validate their responses by the schemas.
 """
 
-from __future__ import annotations
-
 import functools
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The options of `vitascope serve`: address, limits, access. Needs neither torch nor the extra `server`."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

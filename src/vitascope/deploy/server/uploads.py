@@ -1,7 +1,5 @@
 """Request bodies: encoded pictures, read within limits. No URL in a body is ever fetched."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import re

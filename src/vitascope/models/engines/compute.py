@@ -1,7 +1,5 @@
 """`Compute`: how features are computed. No torch: it is a group of options of commands."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Literal
 

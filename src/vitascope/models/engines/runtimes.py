@@ -1,7 +1,5 @@
 """Exported models in ONNX Runtime, OpenVINO and torch.export, and `open_engine`, which opens any model."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`ClassSelection`: the classes that are predicted for an image, from the probabilities of all."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Literal
 

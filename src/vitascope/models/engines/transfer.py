@@ -3,8 +3,6 @@
 A CPU computes where its arrays are: there nothing is copied ahead, and no result comes late.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar

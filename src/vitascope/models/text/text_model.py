@@ -1,7 +1,5 @@
 """The text models of CLIP and SigLIP with their tokenizers, as transformers and OpenCLIP compute them."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`zero_shot`: a classifier for classes that are given by their names, without training."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """`Agreement`: the difference of two models' outputs on the same images."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal, TypeAlias

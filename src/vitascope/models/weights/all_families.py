@@ -1,7 +1,5 @@
 """The families of checkpoints that are read and written."""
 
-from __future__ import annotations
-
 from vitascope.models.weights.families.facebook import Deit, Dinov2, Dinov3
 from vitascope.models.weights.families.facebook_pretraining import Dino, IJepaEncoder, Mae, Msn
 from vitascope.models.weights.families.huggingface.family import HuggingFace

@@ -1,7 +1,5 @@
 """`convert`: a checkpoint of any family as files of any other, compared with the source."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

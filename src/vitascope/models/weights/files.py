@@ -4,8 +4,6 @@ Nothing in a file is executed: the readers are those of safetensors, `torch.load
 without pickles, whose errors become one line.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import logging

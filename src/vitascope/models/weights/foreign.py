@@ -1,7 +1,5 @@
 """Classifiers that timm and transformers load themselves."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The requested revision is returned, or an error; never another revision.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

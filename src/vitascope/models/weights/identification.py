@@ -1,7 +1,5 @@
 """Finds the checkpoint of a MODEL argument, its family, and the architecture that it describes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

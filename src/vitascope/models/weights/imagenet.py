@@ -1,7 +1,5 @@
 """Names of ImageNet-1k's classes, for checkpoints with these classes that do not store their names."""
 
-from __future__ import annotations
-
 import functools
 import re
 from importlib import resources

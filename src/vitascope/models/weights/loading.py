@@ -1,7 +1,5 @@
 """`from_pretrained` and `save_pretrained`: models in checkpoints of any family."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The preprocessing of a model: the one that it carries, and that of a new model."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from vitascope.errors import UserError

@@ -1,7 +1,5 @@
 """A MODEL in a store: what belongs to it, copied to the local disk."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

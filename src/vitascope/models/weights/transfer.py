@@ -1,7 +1,5 @@
 """`create_model`, and starting a model from the weights of another."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

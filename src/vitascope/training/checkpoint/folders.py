@@ -5,8 +5,6 @@ A checkpoint is a folder `checkpoints/step-00001234/` with `state.pt`, the shard
 flushed and renamed; only then are old ones renamed, then removed. All processes call these functions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

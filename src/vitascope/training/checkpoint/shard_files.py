@@ -3,8 +3,6 @@
 Importing torch.distributed.checkpoint takes half a second, so only runs with shards import this module.
 """
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """`calibrate`: from a classifier and images that it was not trained on to answers that can be trusted."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence

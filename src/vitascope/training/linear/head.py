@@ -1,7 +1,5 @@
 """A body up to one representation, with a linear head: an ordinary model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import cast

@@ -1,7 +1,5 @@
 """Choose body, layer, pooling, classifier and setting by cross-validation, and score on the test images."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence

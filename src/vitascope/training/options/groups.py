@@ -4,8 +4,6 @@ An option's range, the task that has it, and what it stands for, are traits in i
 `model.configuration.traits` finds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

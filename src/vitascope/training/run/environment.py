@@ -1,7 +1,5 @@
 """The environment of a run: enough to explain why another one differs, and nothing that names a person."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

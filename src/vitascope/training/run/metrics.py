@@ -1,7 +1,5 @@
 """Metrics of a run, as lines of JSON, for TensorBoard and for a tracker."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex

@@ -6,8 +6,6 @@ the finished model after everything else. A hidden object names the process that
 that has begun or resumed it. Any other one stops before its next upload.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

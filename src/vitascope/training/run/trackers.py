@@ -1,7 +1,5 @@
 """Experiment trackers that get the metrics of a run as well: MLflow, Trackio, Weights & Biases."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import logging

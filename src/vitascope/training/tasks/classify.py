@@ -1,7 +1,5 @@
 """Classification of images, also by a teacher (Touvron et al. 2021, DeiT, section 4)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """Losses of classifiers, and what training does otherwise where an image may have several classes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Literal
 

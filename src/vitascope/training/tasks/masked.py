@@ -9,8 +9,6 @@ patches only, a quarter of them by default. A small decoder gets their states an
 each hidden patch, and predicts the normalized pixels of the hidden patches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

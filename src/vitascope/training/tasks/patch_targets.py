@@ -1,7 +1,5 @@
 """Targets for hidden patches: 3-bit colours or pixels (paper, appendix B.1.2), or normalized pixels (MAE)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

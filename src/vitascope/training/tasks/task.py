@@ -1,7 +1,5 @@
 """The interface between the training loop and its tasks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

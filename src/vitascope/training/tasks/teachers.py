@@ -1,7 +1,5 @@
 """Teachers: trained classifiers of ours or of another library, called in the same way."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import cast

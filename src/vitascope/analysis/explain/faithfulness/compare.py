@@ -1,7 +1,5 @@
 """Measure which heatmap to believe: the change of the model's answer as cells of the map are removed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """The evidence for one heatmap: its deletion curve beside those of random maps, and the p-value."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

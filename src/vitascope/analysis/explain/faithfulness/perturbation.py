@@ -5,8 +5,6 @@ Evaluation Strategy for Attribution Methods"). A grey patch shows a model where 
 that continue their neighbours hardly do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator

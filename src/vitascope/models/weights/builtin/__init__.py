@@ -3,8 +3,6 @@
 This module imports no torch: the command line and the server name the default model before they load it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

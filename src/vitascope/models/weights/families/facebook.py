@@ -16,8 +16,6 @@ loads it; one of another size than the hub's is `DinoVisionTransformer(..., bloc
 `DinoVisionTransformer(norm_layer="layernormbf16", ...)` for DINOv3.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import re

@@ -7,8 +7,6 @@ DeiT's: MAE and I-JEPA are recognized by their positions, which are no parameter
 its class token, DINO by the name of the file or the arguments of its training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -13,8 +13,6 @@ and models that only big_vision has (attention pooling, positions of the patches
 has no place for class names and preprocessing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """A library whose models need several tables: parts, a family of its own for each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Facts: open_clip 3, `model.py`, `transformer.py`, `transform.py`, `constants.py`
 models itself (`vitascope.models.text`). Vision models of `timm_model_name` (SigLIP's) have timm's names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@
 the default. No other family has ResNets.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vitascope.models.config import OPTIONS

@@ -4,8 +4,6 @@ No tensor shows the image size or the number of heads. Both are read by one rule
 would read differently is not written.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

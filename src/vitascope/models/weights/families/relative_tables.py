@@ -4,8 +4,6 @@ The last three rows are for the class token with patches, patches with it, and i
 `prefix`. The others are our `offsets`, row by row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -9,8 +9,6 @@ loads it. Options that neither tensors nor `model_args` show (heads, activation,
 the architecture's name. They are read from the name here too, and a name with an unknown word is rejected.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import re

@@ -3,8 +3,6 @@
 Facts: timm 1.0.31, `models/beit.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

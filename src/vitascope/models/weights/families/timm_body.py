@@ -1,7 +1,5 @@
 """A body under timm's names, which the files of DeiT and DINOv2 share."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ The functions of timm have options that no tensor shows (heads, rotary positions
 the architecture's name here, and `model_args` come before them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

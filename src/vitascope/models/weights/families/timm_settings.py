@@ -3,8 +3,6 @@
 Facts: timm 1.0.31, `models/vision_transformer*.py`, `eva.py`, `beit.py`, `deit.py`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any, Literal

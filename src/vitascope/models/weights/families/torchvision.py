@@ -10,8 +10,6 @@ Facts: torchvision 0.28, `models/vision_transformer.py`. A file is written so th
 loads it. It has no place for class names and preprocessing.
 """
 
-from __future__ import annotations
-
 import re
 
 from vitascope.models.config import ViTConfig

@@ -3,8 +3,6 @@
 Facts: transformers 5.23.0, `models/aimv2`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -4,8 +4,6 @@ Facts: transformers 5.23.0, `models/{beit,data2vec}`. Files keep the names of ve
 loads; in memory version 5 has others, and those are read too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

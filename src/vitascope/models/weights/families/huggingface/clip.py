@@ -4,8 +4,6 @@ classifier of the patches' mean.
 Facts: transformers 5.23.0, `models/{clip,metaclip_2}`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 Facts: transformers 5.23.0, `models/{dinov2,dinov2_with_registers}`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar

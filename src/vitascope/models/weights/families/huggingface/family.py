@@ -4,8 +4,6 @@ The family is its model types, one file each. A checkpoint belongs to the one of
 written as the first that holds it.
 """
 
-from __future__ import annotations
-
 import re
 
 from vitascope.models.config import ViTConfig

@@ -4,8 +4,6 @@ A new one is a subclass in a file of its own with its table, added to `TYPES` in
 to all is here: `config.json`, the prefixes of whole models, the two files beside the weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

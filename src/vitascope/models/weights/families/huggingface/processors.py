@@ -4,8 +4,6 @@ Facts: transformers 5.23.0, `image_processing_pil_{vit,deit,bit,clip,siglip,sigl
 `image_processing_dinov3_vit.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

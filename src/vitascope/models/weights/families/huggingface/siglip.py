@@ -3,8 +3,6 @@
 Facts: transformers 5.23.0, `models/{siglip,siglip2}`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

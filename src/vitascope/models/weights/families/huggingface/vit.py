@@ -4,8 +4,6 @@ Facts: transformers 5.23.0, `models/{vit,deit,ijepa,vit_mae,vit_msn}`. Files kee
 which every version loads; in memory version 5 has others, and those are read too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
