@@ -21,7 +21,7 @@ from vitascope.data.datasets import open_data
 from vitascope.data.splits import Splits
 from vitascope.errors import Interrupted
 from vitascope.models.sizes import ModelConfig
-from vitascope.training import finishing, loop, restoring, resume, train
+from vitascope.training import finishing, loop, resume, train
 from vitascope.training.building import build_trainer, prepare
 from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
@@ -125,7 +125,7 @@ def interrupted(at: int) -> Iterator[None]:
 def clock(monkeypatch, tick: float = 0.02) -> None:
     """Every look at the clock finds a fiftieth of a second passed."""
     seconds = itertools.count(0, tick)
-    for module in (loop, train, restoring, resume):
+    for module in (loop, train, resume):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
 

@@ -13,7 +13,7 @@ from vitascope.cli import main
 from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.runs import resume, train
-from vitascope.training import finishing, more_epochs, restoring
+from vitascope.training import finishing, more_epochs
 from vitascope.training.background import BestWeights
 from vitascope.training.loop import Trainer
 from vitascope.training.options.groups import Optimization
@@ -189,7 +189,7 @@ def test_a_continuation_that_fails_leaves_the_run_as_it_was(
         resume(run, epochs=4, checkpoint_seconds=0.0)
     assert files_of(run) == before
     assert Run(run).finished
-    monkeypatch.setattr(restoring, "announce_run", failing)
+    monkeypatch.setattr("vitascope.training.resume.announce_run", failing)
     with pytest.raises(UserError, match="no such device"):
         resume(run, epochs=4)
     assert files_of(run) == before

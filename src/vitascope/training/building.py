@@ -17,7 +17,6 @@ from vitascope.models.weights.preprocess import default_preprocess, preprocess_o
 from vitascope.models.weights.transfer import transfer
 from vitascope.training import distributed
 from vitascope.training.announcement import other_starts
-from vitascope.training.linear.head import set_head
 from vitascope.training.loop import Trainer
 from vitascope.training.optimizers import freeze_body
 from vitascope.training.options.recipes import BUILT_IN, FEW_TO_START, TrainConfig
@@ -65,6 +64,7 @@ def build_trainer(run: Run, opened: Opened, device: torch.device) -> Trainer:
     plan, splits = opened.plan, opened.splits
     model = start_model(opened).to(device)
     if plan.config.optimization.steps == 0:
+        from vitascope.training.linear.head import set_head
         from vitascope.training.start import fitted_head  # scipy delays the start of training
 
         set_head(model, *distributed.by_first(lambda: fitted_head(model, splits.train, plan.config)))

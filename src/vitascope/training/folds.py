@@ -25,7 +25,7 @@ from vitascope.models.ensemble import Ensemble
 from vitascope.models.trust import CrossFamiliarity, Familiarity, PredictionSets, Trust, nearest_class
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
-from vitascope.remote.stores import is_url
+from vitascope.remote import url_name
 from vitascope.storage import explaining_failure, replacing
 from vitascope.training import distributed
 from vitascope.training.checkpoint.folders import to_resume
@@ -53,7 +53,7 @@ def check_folds(config: TrainConfig) -> None:
         raise UserError(
             f"folds={config.folds} trains one run after another in one process: leave out torchrun"
         )
-    if config.run is not None and is_url(config.run):
+    if config.run is not None and url_name(config.run):
         raise UserError(f"folds={config.folds} needs a run folder on this machine, not {config.run}")
 
 

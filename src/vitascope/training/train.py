@@ -26,9 +26,8 @@ from vitascope.training.identity import check_plan_and_data
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import AUTO, TrainConfig
 from vitascope.training.plan import Request, Start
-from vitascope.training.restoring import restored
 from vitascope.training.results import PretrainResult, TrainResult
-from vitascope.training.resume import resume_run
+from vitascope.training.resume import restored, resume_run
 from vitascope.training.run.run import Run, lasting_paths, new_run
 from vitascope.training.run.trackers import check_tracker
 

@@ -18,7 +18,7 @@ from vitascope.models.decoding import ImageSource, is_one_picture
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.agreement import Agreement, agreement
-from vitascope.models.weights.identification import check_format, format_named, identify, read_config
+from vitascope.models.weights.identification import check_format, family_named, identify, read_config
 from vitascope.models.weights.loading import load_source
 from vitascope.models.weights.mapping import changes, to_family
 from vitascope.models.weights.preprocess import changed_settings, preprocess_of
@@ -80,7 +80,7 @@ def convert(
         UserError: an unknown format, a folder with files in it, a picture that cannot be read, or a model
             that the other library does not have.
     """
-    format_named(format)
+    family_named(format, "format")
     folder = Path(folder)
     check_new_folder(folder)
     family_name = "vitascope"
@@ -106,7 +106,7 @@ def convert(
     else:
         size = (2, preprocess.channels, *preprocess.image_size)
         inputs = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    family = format_named(format)
+    family = family_named(format)
     with new_folder(folder):
         files = to_family(family, model, preprocess, folder)
     written = identify(folder, family=format)

@@ -49,11 +49,11 @@ def identify(
     if family is None and not is_path(ref):
         family, options, ref = split_ref(os.fspath(ref))
     if family is not None:
-        check_choice("family", family, families())  # before anything is fetched
+        named = family_named(family)  # before anything is fetched
         source = dataclasses.replace(open_source(ref, revision), options=options)
         with explaining_settings(source.name):
-            kind = families()[family].of(source)
-            if not families()[family].recognizes(source) and (fault := _prefix_fault(ref, source)):
+            kind = named.of(source)
+            if not named.recognizes(source) and (fault := _prefix_fault(ref, source)):
                 raise fault
             return kind.before_reading(source), kind
     source = open_source(ref, revision)
@@ -72,17 +72,17 @@ def recognized(ref: str | os.PathLike[str], source: Source) -> Family:
     raise _unknown(ref, source)
 
 
-def format_named(name: str) -> Family:
-    """The family whose format has a name; UserError for an unknown one, with the nearest."""
+def family_named(name: str, what: str = "family") -> Family:
+    """The family with a name, as its format has; UserError for an unknown one, with the nearest."""
     if name == OWN.name:
         return OWN
-    check_choice("format", name, families())
+    check_choice(what, name, families())
     return families()[name]
 
 
 def check_format(format: str, config: ModelConfig) -> None:
     """Reject a format whose library cannot run a model exactly; the error names the ways that there are."""
-    reason = misfit(format_named(format), config)
+    reason = misfit(family_named(format, "format"), config)
     if not reason:
         return
     able, plain = (

@@ -14,7 +14,7 @@ from vitascope.models.hardware import resolve_device
 from vitascope.models.sizes import ModelConfig
 from vitascope.models.vision_model import VisionModel, build
 from vitascope.models.weights.files import explaining_settings
-from vitascope.models.weights.identification import check_format, format_named, identify, read_config
+from vitascope.models.weights.identification import check_format, family_named, identify, read_config
 from vitascope.models.weights.mapping import Family, Source, from_family, run_there, to_family
 from vitascope.models.weights.preprocess import changed_settings, check_preprocess, preprocess_of
 
@@ -97,7 +97,7 @@ def save_pretrained(model: VisionModel, folder: str | os.PathLike[str], *, forma
             files that cannot be written, or a folder with other weights that would be read instead.
     """
     check_format(format, model.config)
-    family, config = format_named(format), model.config
+    family, config = family_named(format), model.config
     if isinstance(config, ViTConfig) and run_there(family, config).outputs != config.outputs:
         log.warning("%s files cannot say that classes are independent: apply the sigmoid yourself", format)
     if model.trust is not None and not family.write_trust(model.trust):

@@ -28,7 +28,8 @@ from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.builtin import built_in
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.stored_model import local_model
-from vitascope.remote.stores import StoreError, is_url
+from vitascope.remote import url_name
+from vitascope.remote.stores import StoreError
 from vitascope.serialization import explaining_faults, read_record, yaml_text
 from vitascope.storage import WriteError, check_local, explaining_failure, locked, replacing, write_json
 from vitascope.training.options.groups import SetsLength
@@ -128,7 +129,7 @@ class Run:
     @classmethod
     def at(cls, ref: str | os.PathLike[str]) -> Run:
         """The run of a folder, or of a URL by its local copy, to work on; it may be absent."""
-        if not (isinstance(ref, str) and is_url(ref)):
+        if not (isinstance(ref, str) and url_name(ref)):
             return cls(ref)
         store = StoredRun(ref)
         run = cls(store.path)
