@@ -383,7 +383,7 @@ def test_every_kind_of_data_has_its_line() -> None:
 
 def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -> None:
     text = " ".join(DATA_PAGE.read_text(encoding="utf-8").split())
-    assert splits.VAL_SHARE == splits.TEST_SHARE == loading.MAX_UNREADABLE == 0.1  # "a tenth"
+    assert splits.VAL_SHARE == splits.TEST_SHARE == reading.MAX_UNREADABLE == 0.1  # "a tenth"
     assert set(re.findall(r"`([^`]+)`", marked(DATA_PAGE, "suffixes"))) == listing.IMAGE_SUFFIXES
     assert {"valid", "validation"} < set(folder.SPLIT_FOLDERS["val"])
     for phrase in (
