@@ -31,6 +31,7 @@ from vitascope.training.plan import Facts, Plan, Request, default_batch_size, in
 from vitascope.training.run.run import Run
 from vitascope.training.schedule import Schedule
 from vitascope.training.tasks.classify import Classify
+from vitascope.training.tasks.losses import Criterion
 
 FROM_WEIGHTS = ("finetune", "lora", "paper-finetune")
 
@@ -361,7 +362,7 @@ def effects(config: TrainConfig) -> list[Any]:
     schedule = Schedule.of(options, options.batch_size, 5)
     schedule = schedule if options.minutes is None else schedule.correct(0, 60)
     steps = range(schedule.total(0))
-    task = Classify(preprocess_of(small_model()), options.label_smoothing, options.loss)
+    task = Classify(preprocess_of(small_model()), Criterion.of(options))
     logits, labels = torch.arange(10.0).view(2, 5) ** 2 / 9, torch.tensor([1, 3])
     rest = [config.option(name) for name in PASSED_ON]
     named = ("weight_decay", "layer_decay", "optimizer", "freeze")

@@ -27,7 +27,7 @@ from vitascope.runs import resume, train
 from vitascope.training.evaluation.calibration import Temperature
 from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify
-from vitascope.training.tasks.losses import LOSSES
+from vitascope.training.tasks.losses import LOSSES, Criterion
 
 RANDOM = np.random.default_rng(0)
 LABELS, PROBABILITIES = RANDOM.random((60, 3)) < 0.4, RANDOM.random((60, 3))
@@ -54,14 +54,15 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_loss_of_an_image_is_that_of_its_known_classes(criterion: Any, weights: Any) -> None:
     preprocess = Preprocess(image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
     logits, rows = torch.from_numpy(PROBABILITIES).logit().float(), torch.from_numpy(TARGETS.rows)
-    found = Classify(preprocess, 0.0, criterion, weights, LOSSES[ClassSets], True).label_losses(logits, rows)
+    task = Classify(preprocess, Criterion(criterion), weights, LOSSES[ClassSets], True)
+    found = task.label_losses(logits, rows)
     for image in range(len(TARGETS)):
         known = torch.from_numpy(~UNKNOWN[image])
         if not known.any():
             assert found[image] == 0
             continue
         alone = Classify(
-            preprocess, 0.0, criterion, None if weights is None else weights[known], LOSSES[ClassSets]
+            preprocess, Criterion(criterion), None if weights is None else weights[known], LOSSES[ClassSets]
         )
         part = alone.label_losses(
             logits[image : image + 1, known], torch.from_numpy(LABELS[image])[None, known]

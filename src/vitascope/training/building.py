@@ -24,7 +24,7 @@ from vitascope.training.placement import Placement, place
 from vitascope.training.plan import Plan, Request, Start, inspect, resolve
 from vitascope.training.run.run import Run
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights, class_weights_of
-from vitascope.training.tasks.losses import LOSSES
+from vitascope.training.tasks.losses import LOSSES, Criterion
 from vitascope.training.tasks.masked import Masked, MaskedAutoencoding
 from vitascope.training.tasks.task import Task
 from vitascope.training.tasks.teachers import open_teacher
@@ -119,17 +119,16 @@ def make_task(options: TrainConfig, model: VisionModel, splits: Splits, placemen
     weights = None if weights is None else weights.to(device)
     for images in (splits.val, splits.measured):
         images.truth.check_measurable(images.noun)
-    loss = options.optimization.loss or "cross_entropy"
     truth = splits.train.truth
     balance = weights
     if options.balance.sampling == "balanced":
         balance = balanced_weights(splits.train, "balanced sampling").to(device)
         balance = balance if weights is None else balance * weights
-    smoothing = options.optimization.label_smoothing
-    criterion = (preprocess, smoothing, loss, weights, LOSSES[type(truth)], truth.partial, balance)
+    criterion = Criterion.of(options.optimization)
+    common = (preprocess, criterion, weights, LOSSES[type(truth)], truth.partial, balance)
     distillation = options.distillation
     if distillation.teacher is None:
-        return Classify(*criterion)
+        return Classify(*common)
     teacher = open_teacher(
         distillation.teacher,
         splits.train.class_names,
@@ -137,4 +136,4 @@ def make_task(options: TrainConfig, model: VisionModel, splits: Splits, placemen
         device=device,
         precision=placement.precision,
     )
-    return Distill(*criterion, options=distillation, teacher=teacher)
+    return Distill(*common, options=distillation, teacher=teacher)

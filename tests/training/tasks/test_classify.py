@@ -22,7 +22,7 @@ from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.training.options.groups import Distillation
 from vitascope.training.tasks.classify import Classify, Distill, balanced_weights
-from vitascope.training.tasks.losses import LOSSES
+from vitascope.training.tasks.losses import LOSSES, Criterion
 from vitascope.training.tasks.task import Examples
 from vitascope.training.tasks.teachers import Teacher
 
@@ -57,7 +57,7 @@ def test_loss_is_smoothed_weighted_cross_entropy_and_the_sums_count_images(
     """An image's weight is that of its targets before smoothing; its own class decides about its accuracy."""
     model, batch = small_model(num_classes=K), examples(targets=MIXED if mixed else LABELS)
     logits = logits_of(model, batch)
-    loss, sums = Classify(OURS, label_smoothing=0.3, class_weights=weights).loss(model, batch)
+    loss, sums = Classify(OURS, Criterion(label_smoothing=0.3), weights).loss(model, batch)
     shares = MIXED if mixed else F.one_hot(LABELS, K).float()
     losses = -((0.7 * shares + 0.1) * logits.log_softmax(dim=1)).sum(dim=1)
     expected = (losses if weights is None else losses * (shares @ weights)).mean()
@@ -75,7 +75,7 @@ def test_binary_cross_entropy_takes_every_class_of_a_mixed_image_as_present(
 ) -> None:
     model, batch = small_model(num_classes=K), examples(targets=MIXED if mixed else LABELS)
     p = logits_of(model, batch).sigmoid()
-    loss, sums = Classify(OURS, label_smoothing=smoothing, criterion="bce").loss(model, batch)
+    loss, sums = Classify(OURS, Criterion("bce", smoothing)).loss(model, batch)
     present = (MIXED > 0) if mixed else F.one_hot(LABELS, K)
     target = present * (1 - smoothing) + smoothing / K
     torch.testing.assert_close(loss, -(target * p.log() + (1 - target) * (1 - p).log()).mean())
@@ -103,7 +103,9 @@ def teacher(preprocess: Preprocess = THEIRS) -> Teacher:
 
 
 def distill(label_smoothing: float = 0.0, **options: Any) -> Distill:
-    return Distill(OURS, label_smoothing, options=Distillation(**options), teacher=teacher())
+    return Distill(
+        OURS, Criterion(label_smoothing=label_smoothing), options=Distillation(**options), teacher=teacher()
+    )
 
 
 @torch.no_grad()
@@ -182,7 +184,7 @@ def test_validation_measures_the_mean_of_both_heads_and_restores_the_mode(tmp_pa
 
 
 def several(**options: Any) -> Classify:
-    return Classify(OURS, criterion="bce", kind=LOSSES[ClassSets], **options)
+    return Classify(OURS, Criterion("bce"), kind=LOSSES[ClassSets], **options)
 
 
 def test_the_loss_of_several_classes_is_binary_and_an_image_is_right_with_all_of_them() -> None:
@@ -213,7 +215,7 @@ def test_the_minimum_for_an_absent_class_does_not_depend_on_its_weight(criterion
     targets = torch.tensor([[0.3 if mixed else 1.0, 0.0]]).expand(len(logits), 2)
     lowest = set()
     for weight in (0.1, 1.0, 24.0):
-        task = Classify(OURS, 0.1, criterion, torch.tensor([3.0, weight]), kind=LOSSES[ClassSets])
+        task = Classify(OURS, Criterion(criterion, 0.1), torch.tensor([3.0, weight]), kind=LOSSES[ClassSets])
         losses = task.label_losses(torch.stack([torch.zeros_like(logits), logits], dim=1), targets)
         lowest.add(float(logits[losses.argmin()].sigmoid()))
     assert len(lowest) == 1
@@ -229,7 +231,7 @@ def test_a_teacher_of_several_classes_teaches_each_of_them(kind: str) -> None:
     taught = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.1, 4.0], [1.0, 1.0, -1.0]])
     teacher = Teacher(name="the teacher", model=with_preprocess(Taught(), OURS))
     options = Distillation(distill=kind, distill_weight=1.0, temperature=2.0)
-    task = Distill(OURS, 0.1, "bce", None, LOSSES[ClassSets], options=options, teacher=teacher)
+    task = Distill(OURS, Criterion("bce", 0.1), None, LOSSES[ClassSets], options=options, teacher=teacher)
     module, batch = task.module(student()), examples(SETS)
     loss, sums = task.loss(module, batch)
     _, by_teacher = module(OURS.normalize(batch.images))

@@ -67,8 +67,7 @@ class Classify:
     """
 
     preprocess: Preprocess
-    label_smoothing: float = 0.0
-    criterion: Criterion = "cross_entropy"
+    criterion: Criterion = dataclasses.field(default_factory=Criterion)
     class_weights: Tensor | None = None
     """Of one class per image: weights of the images' losses by class, (K,), with the mean 1 over the training
     images. Of several: weights of the classes that apply, against 1 for those that do not."""
@@ -105,9 +104,7 @@ class Classify:
         if self.unknown:
             targets = shares_of(targets)  # (B, K)
             known, targets = ~targets.isnan(), targets.nan_to_num()
-        return self.kind.losses(
-            self.criterion, logits, targets, self.label_smoothing, self.class_weights, known
-        )
+        return self.kind.losses(self.criterion, logits, targets, self.class_weights, known)
 
     def weighted_mean(self, losses: Tensor, targets: Tensor) -> Tensor:
         """The mean of losses (B,) by the weights of the classes; see `Losses.weighted_mean`."""

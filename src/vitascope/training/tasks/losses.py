@@ -1,7 +1,8 @@
 """Losses of classifiers, and what training does otherwise where an image may have several classes."""
 
+import dataclasses
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,22 @@ from vitascope.errors import UserError
 from vitascope.formatting import counted
 from vitascope.intervals import Interval
 from vitascope.models.heads import predicted
+from vitascope.training.options.groups import Optimization
 from vitascope.training.run.predictions import Predictions
 from vitascope.training.tasks.task import Monitor
 
-Criterion = Literal["cross_entropy", "bce", "focal", "asymmetric"]
+
+@dataclasses.dataclass(frozen=True)
+class Criterion:
+    """The loss of labels, with its options."""
+
+    name: Literal["cross_entropy", "bce", "focal", "asymmetric"] = "cross_entropy"
+    label_smoothing: float = 0.0
+
+    @classmethod
+    def of(cls, options: Optimization) -> Self:
+        """The criterion of a run."""
+        return cls(options.loss or "cross_entropy", options.label_smoothing)
 
 
 def mean_of_classes(losses: Tensor, known: Tensor | None) -> Tensor:
@@ -97,7 +110,7 @@ class Losses(ABC):
     """The kind."""
     images: str
     """What its images have, in words."""
-    criteria: tuple[Criterion, ...]
+    criteria: tuple[str, ...]
     """The first is the default."""
 
     @abstractmethod
@@ -106,7 +119,6 @@ class Losses(ABC):
         criterion: Criterion,
         logits: Tensor,
         targets: Tensor,
-        label_smoothing: float,
         weights: Tensor | None,
         known: Tensor | None,
     ) -> Tensor:
@@ -162,17 +174,17 @@ class SingleLabel(Losses):
         criterion: Criterion,
         logits: Tensor,
         targets: Tensor,
-        label_smoothing: float,
         weights: Tensor | None,
         known: Tensor | None,
     ) -> Tensor:
         """As `Losses.losses`; weights count in `weighted_mean`."""
-        if criterion == "bce":
-            return binary_cross_entropy(logits, targets, label_smoothing)
-        if criterion == "focal":
+        if criterion.name == "bce":
+            return binary_cross_entropy(logits, targets, criterion.label_smoothing)
+        if criterion.name == "focal":
             shares = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
             return focal_loss(logits, shares.to(logits.dtype))
-        return F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+        smoothing = criterion.label_smoothing
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
 
     def weighted_mean(self, losses: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         """The mean of losses (B,), each times sum_k t_k w_k for its targets t before smoothing."""
@@ -222,14 +234,13 @@ class MultiLabel(Losses):
         criterion: Criterion,
         logits: Tensor,
         targets: Tensor,
-        label_smoothing: float,
         weights: Tensor | None,
         known: Tensor | None,
     ) -> Tensor:
         """As `Losses.losses`; weights are of the classes that apply, against 1 for those that do not."""
-        if criterion == "bce":
-            return binary_cross_entropy(logits, targets, label_smoothing, weights, known)
-        loss = asymmetric_loss if criterion == "asymmetric" else binary_focal_loss
+        if criterion.name == "bce":
+            return binary_cross_entropy(logits, targets, criterion.label_smoothing, weights, known)
+        loss = asymmetric_loss if criterion.name == "asymmetric" else binary_focal_loss
         return loss(logits, targets.to(logits.dtype), weights, known)
 
     def weighted_mean(self, losses: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
