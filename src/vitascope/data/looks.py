@@ -67,8 +67,6 @@ def look_at(sources: Sequence[ImageSource]) -> Looks:
     for number, look in tqdm(rows, "images looked at", len(sources), delay=3, leave=False, disable=None):
         for name, value in look.items():
             looks[name][number] = value
-    if len(sources):
-        faults.check_some()
     for number, reason in faults.reasons.items():
         looks["reason"][number] = reason.removeprefix(f"{source_name(sources[number])}: ")
     return looks

@@ -68,20 +68,17 @@ def finish(trainer: Trainer, reporter: Reporter) -> TrainResult | PretrainResult
         tested = trainer.task.test(finished)
         if note := decided_in(trainer.splits.notes, final.name):
             distributed.print_first(f"       after decisions: {note}")
-        if (
-            config.task == "classify"
-            and config.data == "digits"
-            and final.name == "test"
-            and config.fold is None
-        ):
+        whole = config.data == "digits" and final.name == "test" and config.fold is None
+        if whole and config.task == "classify":
             distributed.print_first(f"       {DIGITS_BASELINE:.2%} scikit-learn's SVC() on the same split")
-        figures: dict[str, Path] = {}
         again = isinstance(tested, Evaluation)  # a saved model of pre-training has no head that could draw
-        if not again:
-            figures = distributed.by_first(lambda: _drawn(trainer, model, tested, reporter, again=again))
-        distributed.by_first(lambda: _save(trainer, model, kept, novelties, tested))
+        draw = partial(_drawn, trainer, model, tested, reporter, again=again)
+        save = partial(_save, trainer, model, kept, novelties, tested)
         if again:
-            figures = distributed.by_first(lambda: _drawn(trainer, model, tested, reporter, again=again))
+            distributed.by_first(save)
+        figures = distributed.by_first(draw)
+        if not again:
+            distributed.by_first(save)
         report = distributed.by_first(lambda: _report(trainer, reporter))
         if run.store is not None:
             later = f"`vitascope train --resume {shlex.quote(run.ref)}` on this machine uploads it"

@@ -292,6 +292,9 @@ def resolve(request: Request, facts: Facts, start: Start | None = None) -> Plan:
     model, name = _model(options, facts)
     _check_streams(options, facts, model)
     decided = {name: rule.decide(options, facts, model) for name, rule in RULES.items()}
+    decided |= {
+        name: options[name] for name, rule in RULES.items() if rule.yields and options[name] is not None
+    }
     by_weights = set() if options["weights"] is None else {"image_size", "patch_size"}
     chosen = {
         name: rule.words.format(decided[name])
@@ -324,28 +327,14 @@ class Rule:
     """The value in words, which a run announces where the option is not named; empty for none."""
     no_change: Any = None
     """The value that changes nothing, which needs no mention."""
-
-
-def _augmentation(name: str, value: Callable[[Options, Facts], Any], words: str, no_change: Any) -> Rule:
-    """The rule of an augmentation, which holds where the option is not named."""
-
-    def decide(options: Options, facts: Facts, model: ModelConfig) -> Any:
-        return value(options, facts) if options[name] is None else options[name]
-
-    return Rule(decide, words, no_change)
+    yields: bool = False
+    """Whether a named value stays as it is."""
 
 
 def _cropped(options: Options, facts: Facts) -> bool:
     """Photographs show their object at any size and place, small images usually in the middle. Who asks for
     the whole picture gets it in the training too."""
     return facts.photographs and options["fit"] in (None, "crop")
-
-
-def _levels(options: Options, facts: Facts, model: ModelConfig) -> Any:
-    """From 0 to the greatest value of images of more than 8 bits."""
-    if options["levels"] is None and facts.greatest:
-        return 0, facts.greatest
-    return options["levels"]
 
 
 def _epochs(options: Options, facts: Facts, model: ModelConfig) -> int | None:
@@ -415,7 +404,11 @@ def _whiten(options: Options, facts: Facts, model: ModelConfig) -> Any:
 
 
 RULES: dict[str, Rule] = {
-    "levels": Rule(_levels, "levels {0[0]:,} to {0[1]:,}"),
+    "levels": Rule(
+        lambda options, facts, model: (0, facts.greatest) if facts.greatest else None,
+        "levels {0[0]:,} to {0[1]:,}",
+        yields=True,
+    ),
     "image_size": Rule(lambda options, facts, model: model.image_hw, "{0[0]}x{0[1]} pixels"),
     "patch_size": Rule(
         lambda options, facts, model: model.patch_hw if isinstance(model, ViTConfig) else None,
@@ -423,19 +416,24 @@ RULES: dict[str, Rule] = {
     ),
     "epochs": Rule(_epochs, "{} epochs"),
     "batch_size": Rule(_batch_size, "batches of {}"),
-    "crop_scale": _augmentation(
-        "crop_scale",
-        lambda options, facts: 0.35 if _cropped(options, facts) else 1.0,
+    "crop_scale": Rule(
+        lambda options, facts, model: 0.35 if _cropped(options, facts) else 1.0,
         "crops of {:.0%} or more",
-        1.0,
+        no_change=1.0,
+        yields=True,
     ),
-    "shift": _augmentation(
-        "shift", lambda options, facts: 0.0 if _cropped(options, facts) else 0.125, "shifts of {:.1%}", 0.0
+    "shift": Rule(
+        lambda options, facts, model: 0.0 if _cropped(options, facts) else 0.125,
+        "shifts of {:.1%}",
+        no_change=0.0,
+        yields=True,
     ),
-    "randaugment": _augmentation(
-        "randaugment", lambda options, facts: 2 if facts.few else 0, "RandAugment of {}", 0
+    "randaugment": Rule(
+        lambda options, facts, model: 2 if facts.few else 0, "RandAugment of {}", no_change=0, yields=True
     ),
-    "erase": _augmentation("erase", lambda options, facts: 0.25 if facts.few else 0.0, "erasing {:.0%}", 0.0),
+    "erase": Rule(
+        lambda options, facts, model: 0.25 if facts.few else 0.0, "erasing {:.0%}", no_change=0.0, yields=True
+    ),
     "lr": Rule(_rate),
     "lr_width": Rule(lambda options, facts, model: None),  # the width of the model from now on
     "corrupt": Rule(_corrupt),

@@ -106,14 +106,8 @@ def _check_task(request: Request, task: str) -> None:
 
 def _opened_data(config: TrainConfig) -> Splits:
     """The data of a new run, with the identities of the images where they are recorded and announced."""
-    splits = open_data(
-        config.data,
-        seed=config.seed,
-        labelled=config.task == "classify",
-        table=config.table,
-        folds=config.folds,
-        fold=config.fold,
-    )
+    labelled, folds = config.task == "classify", {"folds": config.folds, "fold": config.fold}
+    splits = open_data(config.data, seed=config.seed, labelled=labelled, table=config.table, **folds)
     return splits.identified() if distributed.is_first() else splits
 
 

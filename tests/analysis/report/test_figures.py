@@ -23,6 +23,7 @@ from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.training.run.predictions import Predictions
 from vitascope.training.run.run import Run
+from vitascope.training.tasks.task import PatchPictures
 
 
 def answers() -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +129,7 @@ def test_masked_patches_are_covered_and_framed_in_the_input_row(
     hidden[0, 1, 2] = replaced[0, 0, 1] = kept[1, 0, 0] = kept[1, 1, 0] = True
     saved: list[Figure] = []
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: saved.append(figure) or path.touch())
-    draw_masked_patches(Run(tmp_path), rows, hidden, replaced, kept)
+    draw_masked_patches(Run(tmp_path), PatchPictures(rows, hidden, replaced, kept))
     (figure,) = saved
     assert all(name in texts(figure) for name in rows)
     panels = figure.axes
@@ -136,7 +137,8 @@ def test_masked_patches_are_covered_and_framed_in_the_input_row(
         np.testing.assert_array_equal(panel.images[0].get_array(), picture.transpose(1, 2, 0))
     assert [len(panel.images) for panel in panels] == [1, 1, 2, 2, 1, 1]
     assert all(name in texts(figure) for name in ("[mask]", "another patch", "unchanged, but predicted"))
-    draw_masked_patches(Run(tmp_path), rows, hidden, *np.zeros((2, 2, 2, 3), dtype=bool))
+    without = PatchPictures(rows, hidden, *np.zeros((2, 2, 2, 3), dtype=bool))
+    draw_masked_patches(Run(tmp_path), without)
     assert "[mask]" in texts(saved[1])
     assert "another patch" not in texts(saved[1])  # the figure has none
     cover = panels[2].images[1]

@@ -32,6 +32,7 @@ from vitascope.data.finding import ISSUES, Finding, Issue
 from vitascope.data.folds import Division
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.looks import look_at
+from vitascope.data.reading import Faults
 from vitascope.data.rows.cells import csv_text
 from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
@@ -181,6 +182,9 @@ def audit(
         readable = np.flatnonzero(looks["width"])
         if several := int((looks["pages"] > 1).sum()):
             notes.append(f"{counted(several, 'image')} of several pages or frames: the first counts")
+        if not len(readable):
+            reasons = [f"{path}: {reason}" for path, reason in zip(paths, looks["reason"], strict=True)]
+            Faults.of(len(looks), reasons).check_some()
         some, parts_of_some = images.subset("all", readable), parts[readable]
         embeddings = [embed(engine, some.sources, compute=compute) for engine in engines]
         if reasons := [reason for embedded in embeddings for reason in embedded.unreadable]:
