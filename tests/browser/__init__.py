@@ -59,7 +59,7 @@ class Visit:
 
     def wait_for_answer(self, panel: Any) -> None:
         """Wait until a picture's prediction is shown."""
-        self.page.locator(".panel[aria-busy=false]").last.wait_for(timeout=PATIENCE)
+        panel.and_(self.page.locator("[aria-busy=false]")).wait_for(timeout=PATIENCE)
         panel.locator(".predictions button").first.wait_for(timeout=PATIENCE)
         self.settle()
 
