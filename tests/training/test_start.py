@@ -94,19 +94,8 @@ def test_from_the_command_to_an_onnx_file(tmp_path, capsys, monkeypatch) -> None
     """The head is the probe's, the plan has the reasons, and the configuration repeats the run bitwise."""
     monkeypatch.chdir(tmp_path)
     data = write_folder(tmp_path / "photos")
-    words = [
-        "train",
-        "--data",
-        str(data),
-        "--weights",
-        "auto",
-        "--minutes",
-        "1",
-        "--run",
-        "run",
-        "--workers",
-        "0",
-    ]
+    words = ["train", "--data", str(data), "--weights", "auto", "--minutes", "1"]
+    words += ["--run", "run", "--workers", "0"]
     assert main([*words, "--device", "cpu", "--bodies", str(save_pretrained(small_model(), "small"))]) == 0
     out = capsys.readouterr().out
     run = Run(Path("run"))

@@ -62,8 +62,6 @@ LEAST_PATCHES = 8
 """Patches per side of small images."""
 FEW_IMAGES = 20_000
 """With fewer training images, each is shown so often that a weak augmentation lets the model learn it."""
-
-
 Options = Mapping[str, Any]
 """Every option of a run by name, from which rules decide."""
 
@@ -292,9 +290,8 @@ def resolve(request: Request, facts: Facts, start: Start | None = None) -> Plan:
     model, name = _model(options, facts)
     _check_streams(options, facts, model)
     decided = {name: rule.decide(options, facts, model) for name, rule in RULES.items()}
-    decided |= {
-        name: options[name] for name, rule in RULES.items() if rule.yields and options[name] is not None
-    }
+    named = (name for name, rule in RULES.items() if rule.yields and options[name] is not None)
+    decided |= {name: options[name] for name in named}
     by_weights = set() if options["weights"] is None else {"image_size", "patch_size"}
     chosen = {
         name: rule.words.format(decided[name])

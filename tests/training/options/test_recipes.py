@@ -12,14 +12,8 @@ from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
 from vitascope.models.sizes import named_config
 from vitascope.training.optimizers import SGD_MOMENTUM
-from vitascope.training.options.groups import Architecture
-from vitascope.training.options.recipes import (
-    FEW_TO_START,
-    FEW_TO_TUNE,
-    GROUP_OF,
-    RECIPES,
-    TrainConfig,
-)
+from vitascope.training.options.groups import Architecture, Balance, Optimization
+from vitascope.training.options.recipes import FEW_TO_START, FEW_TO_TUNE, GROUP_OF, RECIPES, TrainConfig
 from vitascope.training.plan import Request, Start
 
 
@@ -32,6 +26,17 @@ def test_every_recipe_is_a_valid_configuration_and_differs_from_the_others(recip
 def test_options_override_the_recipe() -> None:
     assert TrainConfig.from_recipe("digits", epochs=3).option("epochs") == 3
     assert RECIPES["digits"].option("epochs") != 3
+
+
+@pytest.mark.parametrize(
+    "group", [Architecture(depth=1), Optimization(lr=0.5), Balance(class_weights=("a=2",))]
+)
+@pytest.mark.parametrize("recipe", ["small-data", "deit3", "lora"])
+def test_a_whole_group_replaces_that_of_the_recipe(recipe: str, group: Any) -> None:
+    named = {type(group).__name__.lower(): group}
+    assert TrainConfig.from_recipe(recipe, **named) == RECIPES[recipe].replace(**named)
+    request = Request.of(None, recipe, named)
+    assert TrainConfig(**Start.usual(request, 24, 3).over(request)) == RECIPES[recipe].replace(**named)
 
 
 def start(images: int = 24, channels: int = 3, **options: object) -> TrainConfig:

@@ -460,7 +460,8 @@ def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
 def over_recipe(recipe: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Every option by name: those of a recipe under named ones, which `flattened` returns.
 
-    A named length replaces the recipe's, a named rate is for any width, and named model options are merged.
+    A named length replaces the recipe's, a named rate is for any width, and named model options are merged;
+    a whole group, which names all of its options, replaces the recipe's.
 
     Raises:
         UserError: an unknown recipe, with the nearest known one.
@@ -473,7 +474,8 @@ def over_recipe(recipe: str | None, options: Mapping[str, Any]) -> dict[str, Any
     if "lr" in options:
         base["lr_width"] = None
     merged = base | dict(options)
-    if "model_options" in options:
+    whole = {name for name, group in GROUP_OF.items() if group == "architecture"} <= options.keys()
+    if "model_options" in options and not whole:
         named = Architecture(model_options=options["model_options"]).model_options
         merged["model_options"] = merged_options(base["model_options"], named)
     return merged
