@@ -12,6 +12,8 @@
     checkpoints/      the states that `--resume` continues from, while the run is unfinished, and `best/`,
                       the model of the lowest validation loss so far, and `finished/`, what a finished run
                       was before it got the epochs that it trains now; until their end, its model stays
+    diverged/         step.json, the step whose loss was not finite; once it was repeated, its images too, and
+                      the model before it
     model/            the finished model
     data.jsonl        the data, where they were a DataFrame
     predictions.npz   its predictions on the images that it is measured on
@@ -40,6 +42,7 @@ CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 BEST = f"{CHECKPOINTS}/best"
 BEFORE = f"{CHECKPOINTS}/finished"
+DIVERGED = "diverged"
 MODEL = "model"
 PREDICTIONS = "predictions.npz"
 FIGURES = "figures"

@@ -1,6 +1,8 @@
 """The loop's arithmetic and the end of a run: a step in every precision, and how a run stops."""
 
+import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from vitascope.errors import UserError
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.training import loop, results
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
+from vitascope.training.diverged import DivergenceError
 from vitascope.training.loop import Trainer
 from vitascope.training.optimizers import layer_of
 from vitascope.training.progress import Progress
@@ -369,8 +372,39 @@ def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
         assert part in message
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000005"]
     assert all_numbers(run)
+    assert not (run / "diverged" / "model.safetensors").exists()
     runs.resume(run)
+    assert not (run / "diverged").exists()  # it came by the step
     assert_bitwise(last_state(run), last_state(whole))
+
+
+def test_resumed_run_that_diverges_again_records_the_first_step_and_the_model_before_it(
+    data, tmp_path, monkeypatch
+) -> None:
+    """The first loss that is read is that of step 10; step 6 is the first whose loss is not finite."""
+    nan_from(monkeypatch, epoch=1)
+    run, trained = tmp_path / "run", Trainer._training_step
+    taken: list[tuple[list[int], torch.Tensor]] = []
+
+    def step(self: Trainer, batch: Batch, epoch: int) -> torch.Tensor:
+        taken.append((batch.indices.tolist(), weights_of(self)))
+        return trained(self, batch, epoch)
+
+    monkeypatch.setattr(Trainer, "_training_step", step)
+    config = tiny_config(data, run=str(run), checkpoint_seconds=1e9)
+    with pytest.raises(DivergenceError, match=re.escape(f"vitascope train --resume {run} finds")):
+        runs.train(config)
+    assert json.loads((run / "diverged" / "step.json").read_text()) == {"step": 10}
+    with pytest.raises(DivergenceError, match="at step 6, .*images of the step are in diverged/"):
+        runs.resume(run)
+    record = json.loads((run / "diverged" / "step.json").read_text())
+    indices, weights = taken[5]
+    assert (record["step"], record["epoch"], record["seed"], record["indices"]) == (6, 1, 0, indices)
+    assert [Path(image).is_file() for image in record["images"]] == [True] * len(indices)
+    assert taken[-1][0] == indices
+    model = from_pretrained(run / "diverged")
+    assert torch.equal(torch.cat([weight.detach().flatten() for weight in model.parameters()]), weights)
+    assert not taken[6][1].isfinite().all()  # without the check
 
 
 def test_nan_weights_are_never_written_even_before_the_loss_is_checked(data, tmp_path, monkeypatch) -> None:

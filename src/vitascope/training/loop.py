@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitascope.data.augment import Augmentation
+from vitascope.data.contents import image_name
 from vitascope.data.loading import Batch, Loader, even_cuts, seconds_to_read
 from vitascope.data.mixing import Mixing
 from vitascope.data.randaugment import RandAugment
@@ -25,7 +26,7 @@ from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import Interrupted, UserError
 from vitascope.formatting import counted
-from vitascope.layout import has_model
+from vitascope.layout import DIVERGED, has_model
 from vitascope.models.hardware import room_for_images, suitable_threads
 from vitascope.models.lora import merged
 from vitascope.models.vision_model import VisionModel, build, evaluation_mode
@@ -42,9 +43,16 @@ from vitascope.training.checkpoint.state import (
     restore_model,
     restore_optimizer,
 )
+from vitascope.training.diverged import (
+    DivergenceError,
+    forget_step,
+    record_step,
+    recorded_step,
+    worst_value,
+)
 from vitascope.training.evaluation.calibrate import images_to_know
 from vitascope.training.identity import check_identity, run_identity
-from vitascope.training.more_epochs import DivergenceError, best_before, seconds_before
+from vitascope.training.more_epochs import best_before, seconds_before
 from vitascope.training.optimizers import freeze_body, optimizer_of, train_mode, update_average
 from vitascope.training.options.recipes import GROUP_OF, TrainConfig
 from vitascope.training.placement import Placement, compile_module, eager_unless, images_at_once
@@ -127,6 +135,7 @@ class Trainer:
         self.checkpoint_writer = CheckpointWriter(run, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config)
         self.step, self.seconds = 0, 0.0
+        self.doubtful = 0  # the step up to which all are checked before they change a weight
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
         self.sums: Sums = {}
         self.recorder: MetricsWriter | None = None
@@ -391,10 +400,31 @@ class Trainer:
         for number, (part, weight) in enumerate(parts):
             with distributed.reducing(self.parallel, number == len(parts) - 1):
                 losses.append(self._backward(part, weight, epoch))
+        loss = sum(losses[1:], start=losses[0]) if losses else torch.zeros((), device=self.device)
+        if self.step < self.doubtful:
+            self._check_step(loss, batch, epoch)
         if parts:  # otherwise no image of the batch could be read
             self._update()
         self.step += 1
-        return sum(losses[1:], start=losses[0]) if losses else torch.zeros((), device=self.device)
+        return loss
+
+    def _check_step(self, loss: Tensor, batch: Batch, epoch: int) -> None:
+        """Check a step of a run that has diverged, before it changes a weight; record the first that is not
+        finite."""
+        gradients = [weight.grad for weight in self.module.parameters() if weight.grad is not None]
+        # Scaled gradients of fp16 that overflow are no fault: the scaler leaves the step out.
+        value = worst_value(float(loss), [] if self.scaler.is_enabled() else gradients)
+        value = float(distributed.sum_over_processes({"loss": torch.tensor(value)})["loss"])
+        if not math.isfinite(value):
+            state = model_state(self.module)  # by all processes
+            if distributed.is_first():
+                self._write_model(self.run.path / DIVERGED, state)
+                images = [image_name(self.splits.train.sources[index], None) for index in batch.indices]
+                known = {"epoch": epoch, "seed": self.config.seed, "indices": batch.indices.tolist()}
+                record_step(self.run.path, self.step + 1, **known, images=images)
+            self._check_finite(value, "the loss or a gradient", step=self.step + 1)
+        elif self.step + 1 == self.doubtful and distributed.is_first():
+            forget_step(self.run.path)
 
     def _parts(self, batch: Batch) -> list[tuple[Batch, float]]:
         """Parts for gradient accumulation, as many in each process, with their shares of the global batch."""
@@ -479,6 +509,12 @@ class Trainer:
         so_far = f"The run so far is in {self.run.path}; {newest}"
         if self.schedule.begun:
             so_far = f"The run in {self.run.path} is what it was before these epochs"
+        elif has_model(self.run.path / DIVERGED):
+            so_far += f"; the model before step {step:,} and the images of the step are in {DIVERGED}/"
+        else:
+            if distributed.is_first():
+                record_step(self.run.path, step)
+            so_far += f"; vitascope train --resume {self.run.path} finds the first such step and its images"
         raise DivergenceError(
             f"{what} is {loss} at step {step:,}, with learning rate {rate:.3g}: training has "
             f"diverged; try a lower lr than {self.config.optimization.lr:g}, a longer warmup_epochs, "
@@ -591,6 +627,7 @@ class Trainer:
     def restore(self, checkpoint: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one, or from a finished run."""
         begun, run = self.schedule.begun, self.run
+        self.doubtful = distributed.by_first(lambda: recorded_step(run.path))
         if checkpoint is None:
             self.step = self.validated = self.best_step = begun
             self.seconds = distributed.by_first(lambda: seconds_before(run)) if begun else 0.0

@@ -18,6 +18,7 @@ from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.storage import WriteError, explaining_failure, replacing
 from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
+from vitascope.training.diverged import DivergenceError
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.metrics import read_metrics
 from vitascope.training.run.run import Run
@@ -25,10 +26,6 @@ from vitascope.training.tasks.task import Monitor
 
 _CHANGED = (layout.METRICS, layout.SPLIT, layout.CONFIG)
 """What new epochs change beside model and checkpoints; the last one says that they have begun."""
-
-
-class DivergenceError(UserError):
-    """A loss or a weight that is not finite."""
 
 
 def lengthen(run: Run, config: TrainConfig, epochs: int) -> None:
