@@ -37,7 +37,7 @@ RECORD: dict[str, int] = {
     "commands": 22,
     "heatmap methods": 9,
     "public names": 66,
-    "lines of Python": 57534,
+    "lines of Python": 57570,
     "lines of JavaScript": 4399,
     "lines of tests": 58210,
     "raise sites": 925,

@@ -58,6 +58,10 @@ class SourceError(UserError):
     """A fault of what many images come from: none of them is left out for it, as for a fault of its own."""
 
 
+class DivergenceError(UserError):
+    """A loss or a weight that is not finite."""
+
+
 class Interrupted(Exception):  # noqa: N818 - a stop, not an error
     """Training was stopped by a signal, after saving a checkpoint or the finished model.
 

@@ -24,11 +24,10 @@ from vitascope import runs
 from vitascope.cli import main
 from vitascope.data.augment import Augmentation
 from vitascope.data.loading import Batch
-from vitascope.errors import UserError
+from vitascope.errors import DivergenceError, UserError
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.training import loop, results
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint_at
-from vitascope.training.diverged import DivergenceError
 from vitascope.training.loop import Trainer
 from vitascope.training.optimizers import layer_of
 from vitascope.training.progress import Progress
@@ -395,7 +394,7 @@ def test_resumed_run_that_diverges_again_records_the_first_step_and_the_model_be
     with pytest.raises(DivergenceError, match=re.escape(f"vitascope train --resume {run} finds")):
         runs.train(config)
     assert json.loads((run / "diverged" / "step.json").read_text()) == {"step": 10}
-    with pytest.raises(DivergenceError, match="at step 6, .*images of the step are in diverged/"):
+    with pytest.raises(DivergenceError, match=r"at step 6, .*images of the step are in diverged/"):
         runs.resume(run)
     record = json.loads((run / "diverged" / "step.json").read_text())
     indices, weights = taken[5]

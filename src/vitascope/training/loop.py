@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from vitascope.data.mixing import Mixing
 from vitascope.data.randaugment import RandAugment
 from vitascope.data.randomness import step_seed
 from vitascope.data.splits import ImageSet, Splits
-from vitascope.errors import Interrupted, UserError
+from vitascope.errors import DivergenceError, Interrupted, UserError
 from vitascope.formatting import counted
 from vitascope.layout import DIVERGED, has_model
 from vitascope.models.hardware import room_for_images, suitable_threads
@@ -32,7 +33,8 @@ from vitascope.models.lora import merged
 from vitascope.models.vision_model import VisionModel, build, evaluation_mode
 from vitascope.models.weights.loading import save_pretrained
 from vitascope.models.weights.preprocess import preprocess_of
-from vitascope.storage import explaining_failure
+from vitascope.serialization import read_record
+from vitascope.storage import explaining_failure, make_folder, write_json
 from vitascope.training import distributed
 from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
 from vitascope.training.checkpoint.folders import checkpoints, to_resume
@@ -42,13 +44,6 @@ from vitascope.training.checkpoint.state import (
     optimizer_state,
     restore_model,
     restore_optimizer,
-)
-from vitascope.training.diverged import (
-    DivergenceError,
-    forget_step,
-    record_step,
-    recorded_step,
-    worst_value,
 )
 from vitascope.training.evaluation.calibrate import images_to_know
 from vitascope.training.identity import check_identity, run_identity
@@ -135,6 +130,7 @@ class Trainer:
         self.checkpoint_writer = CheckpointWriter(run, execution.keep_checkpoints)
         self.identity = run_identity(config, self.model_config)
         self.step, self.seconds = 0, 0.0
+        self.diverged = run.path / DIVERGED / "step.json"
         self.doubtful = 0  # the step up to which all are checked before they change a weight
         self.validated, self.best_step, self.best_value = 0, 0, task.monitor.worst
         self.sums: Sums = {}
@@ -411,20 +407,22 @@ class Trainer:
     def _check_step(self, loss: Tensor, batch: Batch, epoch: int) -> None:
         """Check a step of a run that has diverged, before it changes a weight; record the first that is not
         finite."""
-        gradients = [weight.grad for weight in self.module.parameters() if weight.grad is not None]
+        values = [loss, *(weight.grad for weight in self.module.parameters() if weight.grad is not None)]
         # Scaled gradients of fp16 that overflow are no fault: the scaler leaves the step out.
-        value = worst_value(float(loss), [] if self.scaler.is_enabled() else gradients)
-        value = float(distributed.sum_over_processes({"loss": torch.tensor(value)})["loss"])
-        if not math.isfinite(value):
+        finite = all(
+            bool(value.isfinite().all()) for value in values[: 1 if self.scaler.is_enabled() else None]
+        )
+        (broken,) = distributed.largest(not finite)
+        if broken:
             state = model_state(self.module)  # by all processes
             if distributed.is_first():
                 self._write_model(self.run.path / DIVERGED, state)
                 images = [image_name(self.splits.train.sources[index], None) for index in batch.indices]
                 known = {"epoch": epoch, "seed": self.config.seed, "indices": batch.indices.tolist()}
-                record_step(self.run.path, self.step + 1, **known, images=images)
-            self._check_finite(value, "the loss or a gradient", step=self.step + 1)
+                write_json(self.diverged, {"step": self.step + 1, **known, "images": images})
+            self._check_finite(math.nan, "the loss or a gradient", step=self.step + 1)
         elif self.step + 1 == self.doubtful and distributed.is_first():
-            forget_step(self.run.path)
+            shutil.rmtree(self.diverged.parent)
 
     def _parts(self, batch: Batch) -> list[tuple[Batch, float]]:
         """Parts for gradient accumulation, as many in each process, with their shares of the global batch."""
@@ -513,7 +511,8 @@ class Trainer:
             so_far += f"; the model before step {step:,} and the images of the step are in {DIVERGED}/"
         else:
             if distributed.is_first():
-                record_step(self.run.path, step)
+                make_folder(self.diverged.parent)
+                write_json(self.diverged, {"step": step})
             so_far += f"; vitascope train --resume {self.run.path} finds the first such step and its images"
         raise DivergenceError(
             f"{what} is {loss} at step {step:,}, with learning rate {rate:.3g}: training has "
@@ -627,7 +626,7 @@ class Trainer:
     def restore(self, checkpoint: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one, or from a finished run."""
         begun, run = self.schedule.begun, self.run
-        self.doubtful = distributed.by_first(lambda: recorded_step(run.path))
+        self.doubtful = distributed.by_first(lambda: read_record(self.diverged, {"step": int}).get("step", 0))
         if checkpoint is None:
             self.step = self.validated = self.best_step = begun
             self.seconds = distributed.by_first(lambda: seconds_before(run)) if begun else 0.0

@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from vitascope import layout
-from vitascope.errors import UserError
+from vitascope.errors import DivergenceError, UserError
 from vitascope.models.heads import scale_logits
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.storage import WriteError, explaining_failure, replacing
 from vitascope.training import distributed
 from vitascope.training.checkpoint import folders
-from vitascope.training.diverged import DivergenceError
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.metrics import read_metrics
 from vitascope.training.run.run import Run
