@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/vitascope train
 
 test: .venv/tests-ready
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 0.5
 
 check: .venv/tests-ready
 	$(BIN)/ruff format --check .

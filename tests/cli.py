@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,24 +42,39 @@ def colours(root: Path, classes: dict[str, tuple[int, int, int]], count: int = 1
     return root
 
 
-def write_place(root: Path) -> SimpleNamespace:
-    """Write data and train a tiny model on them: the folder, its run, what it printed, and a picture."""
+def write_place(root: Path) -> Path:
+    """Write data and train a tiny model on them, whose run has what the command printed."""
     colours(root / "data", {"red": (200, 40, 40), "blue": (40, 40, 200)})
     colours(root / "other", {"green": (40, 200, 40), "grey": (120, 120, 120), "white": (220, 220, 220)})
     (root / "broken.jpg").write_bytes(b"not a picture")
     with contextlib.chdir(root), contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(["train", "--data", "data", "--run", "runs/tiny", *SHAPE, *SHORT]) == 0
+    (root / "printed.txt").write_text(out.getvalue(), encoding="utf-8")
+    return root
+
+
+def place_at(root: Path) -> SimpleNamespace:
+    """The folder of `write_place`, its run, what it printed, and a picture."""
     run, picture = root / "runs" / "tiny", root / "data" / "red" / "0.png"
-    return SimpleNamespace(root=root, run=run, picture=picture, printed=out.getvalue())
+    printed = (root / "printed.txt").read_text(encoding="utf-8")
+    return SimpleNamespace(root=root, run=run, picture=picture, printed=printed)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A folder with data and a finished run of a tiny model, without figures and report."""
+@pytest.fixture(scope="session")
+def _trained_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `place` is a copy of."""
     from tests.training import undrawn  # imports torch
 
     with undrawn():
         return write_place(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture(scope="module")
+def place(_trained_place: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A folder with data and a finished run of a tiny model, without figures and report."""
+    root = tmp_path_factory.mktemp("place")
+    shutil.copytree(_trained_place, root, dirs_exist_ok=True)
+    return place_at(root)
 
 
 @pytest.fixture

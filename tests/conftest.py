@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.browser import NO_BROWSER
+
 pytest_plugins = ("tests.cli", "tests.stores")  # their fixtures
 LONGEST = (
     "test_docs.py",
@@ -43,6 +45,15 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what a machine without a browser has not shown."""
+    skipped = [
+        report for report in terminalreporter.stats.get("skipped", ()) if NO_BROWSER in str(report.longrepr)
+    ]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests of pages were not run: {NO_BROWSER}")
 
 
 @pytest.fixture(autouse=True, scope="session")

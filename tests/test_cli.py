@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import vitascope
-from tests.cli import SHAPE, SHORT, colours, error_line, write_place
+from tests.cli import SHAPE, SHORT, colours, error_line, place_at, write_place
 from tests.forked import ending, fork
 from tests.models import count_parameters, named_on_meta, on_meta, small_model
 from tests.test_architecture import imports
@@ -57,7 +57,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A folder with data and a finished run of a tiny model, with figures and a report."""
-    return write_place(tmp_path_factory.mktemp("cli"))
+    return place_at(write_place(tmp_path_factory.mktemp("cli")))
 
 
 # --- help

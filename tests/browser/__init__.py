@@ -18,7 +18,8 @@ import pytest
 from vitascope.deploy.page.browser import NAMES
 
 HAS_BROWSER = find_spec("playwright") is not None and any(map(shutil.which, NAMES))
-needs_browser = pytest.mark.skipif(not HAS_BROWSER, reason="Playwright or a Chromium is not installed")
+NO_BROWSER = "Playwright or a Chromium is not installed"
+needs_browser = pytest.mark.skipif(not HAS_BROWSER, reason=NO_BROWSER)
 PATIENCE = 120_000
 """Milliseconds for a model to answer, on a machine that is busy."""
 
