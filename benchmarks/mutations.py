@@ -36,8 +36,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from reports import note
-
 ROOT = Path(__file__).parent.parent
 SOURCE = Path("src", "vitascope")
 OTHER: dict[type[Any], type[Any]] = {
@@ -297,13 +295,14 @@ def main() -> None:
         return
     for name in LIBRARIES:
         importlib.import_module(name)
+    assert "vitascope" not in sys.modules  # each fault's process imports that of the copy
     verdicts: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         tree = arguments.tree.resolve()
         folder = copy_of(tree, Path(temporary, "tree"))
         for fault in faults:
             verdicts.append(judge(fault, folder, tree))
-            note(f"{verdicts[-1]:<11} {fault.path}:{fault.line} {fault.after.strip()}")
+            print(f"{verdicts[-1]:<11} {fault.path}:{fault.line} {fault.after.strip()}", flush=True)
             if arguments.verdicts is not None:
                 arguments.verdicts.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
     noticed = verdicts.count("noticed")

@@ -51,8 +51,8 @@ def photos(store: Store) -> str:
     return photos_in(store)
 
 
-def photos_in(store: Store) -> str:
-    write_folder(store.folder / "photos", per_class=20)
+def photos_in(store: Store, per_class: int = 10) -> str:
+    write_folder(store.folder / "photos", per_class=per_class)
     save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), store.folder / "model")
     store.add("model")
     return store.add("photos")
@@ -76,7 +76,7 @@ def test_predictions_equal_those_of_local_files(store: Store, photos: str, fails
         row | {"image": str(row["image"]).replace(f"{root}/photos", photos)}
         for row in lines(root / "local.jsonl")
     ]
-    assert len(expected) == 40
+    assert len(expected) == 20
     assert lines(root / "there.jsonl") == expected
 
 
@@ -107,9 +107,10 @@ def test_training_equals_that_on_local_files(store: Store, photos: str, fails: b
 
 
 def test_training_stops_when_the_server_is_gone_and_is_resumed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    web_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_folder(store.folder / "photos", per_class=20)
+    store = web_store
+    write_folder(store.folder / "photos", per_class=10)
     pack(str(store.folder / "photos"), store.folder / "shards")
     data, read = store.add("shards"), cache.read
     options = {"workers": 1, "epochs": 3}
@@ -134,10 +135,10 @@ def test_training_stops_when_the_server_is_gone_and_is_resumed(
 
 
 def test_server_that_is_gone_stops_a_prediction_that_is_resumed(
-    store: Store, photos: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    s3_store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vitascope.remote.cache.AHEAD", 4)
-    root = store.folder
+    store, photos, root = s3_store, photos_in(s3_store, per_class=20), s3_store.folder
     command = ["predict", f"{root}/model", photos, "--out", f"{root}/p.jsonl", *QUICK]
     answer = type(store.server).__call__
 
@@ -302,7 +303,8 @@ def test_missing_bucket_for_results_is_found_before_the_work(
     assert "the name is missing" in error_line([*command, f"s3://{BUCKET}"], capsys)
 
 
-def test_run_in_a_store_is_evaluated_on_its_own_images(store: Store, photos: str) -> None:
+def test_run_in_a_store_is_evaluated_on_its_own_images(s3_store: Store) -> None:
+    store, photos = s3_store, photos_in(s3_store)
     with undrawn():
         run = train(tiny_config(photos, run=f"{store.folder}/run")).run
     here = evaluate(run, device="cpu")
