@@ -1,12 +1,13 @@
 """The promises of an option of the model, checked on one example of its values.
 
-It costs what it says, starts as it should, trains a step, runs at other sizes and in parts, is saved and
-loaded bitwise, is in a page or rejected by its name, and stands in the documentation.
+It costs what it says, starts as it should, trains a step, is resumed bitwise, runs at other sizes and in
+parts, is saved and loaded, is in a page or rejected by its name, and stands in the documentation.
 """
 
 from __future__ import annotations
 
 import copy
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -26,6 +27,14 @@ from vitascope.models.config import ViTConfig
 from vitascope.models.trace import Trace
 from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.training.checkpoint.state import (
+    model_state,
+    optimizer_state,
+    restore_model,
+    restore_optimizer,
+)
+from vitascope.training.optimizers import optimizer_of
+from vitascope.training.options.recipes import TrainConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
 
@@ -37,6 +46,7 @@ def check_option(options: dict[str, Any], folder: Path) -> None:
     for init in ("paper", "timm"):
         check_start(options | {"init": init})
     check_step(small_model(**options).train())
+    check_resumed(options)
     check_trace(model, images)
     check_independent(model, images)
     check_parts_off(model, images)
@@ -113,6 +123,33 @@ def check_step(model: VisionTransformer) -> None:
     unused = [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
     # A softmax of scores does not depend on their bias: its gradient is zero but for rounding.
     assert set(unused) <= {"pool.score.bias"}
+
+
+def check_resumed(options: dict[str, Any]) -> None:
+    """A step after the weights and the optimizer's state were written and read is bitwise that without."""
+
+    def step(model: VisionTransformer, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        torch.manual_seed(seed)
+        model(random_images(4, 3, 32, 32)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    values = TrainConfig.from_recipe("small-data").optimization  # Muon and AdamW
+    models = [small_model(**options).train() for _ in range(2)]
+    whole, resumed = ((model, optimizer_of(model, values)) for model in models)
+    for optimizer in (whole[1], resumed[1]):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+    step(*whole, seed=0)
+    state = io.BytesIO()
+    torch.save([model_state(whole[0]), optimizer_state(*whole)], state)
+    state.seek(0)
+    weights, moments = torch.load(state, weights_only=True)
+    restore_model(resumed[0], weights)
+    restore_optimizer(*resumed, moments)
+    for model, optimizer in (whole, resumed):
+        step(model, optimizer, seed=1)
+    assert_same_state(*models)
 
 
 def check_trace(model: VisionTransformer, images: Tensor) -> None:
