@@ -2,11 +2,10 @@
 
 import dataclasses
 import io
+import multiprocessing.util
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -203,56 +202,37 @@ def test_a_process_that_is_starting_ignores_stop_signals_too() -> None:
     assert ending(fork(read)) == 0
 
 
-SCRIPT = """
-    import os, signal, sys
-    import numpy as np
-    from vitascope.models.preprocess import Preprocess
-    from vitascope.data.reading import ImageReader, ReadingPool
-    from pathlib import Path
-
-    def start(end):  # in its own process and group
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            return False
-        os.setsid()
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{end}.{name}", os.O_CREAT | os.O_WRONLY), number)
-        return True
-
-    if __name__ == "__main__":
-        sources = sorted(Path(sys.argv[1]).glob("*/*"))
-        end = next((end for end in ("done", "stopped", "killed") if start(end)), None)
-        if end:
-            fit = Preprocess(image_size=(16, 16))
-            pool = ReadingPool(ImageReader(sources, fit).fill, fit, 3, workers=2)
-            batches = pool.read(np.split(np.arange(8), [3, 6]))
-            next(batches)
-            print(*(process.pid for process in pool._processes), flush=True)
+def end_during_an_epoch(end: str, folder: Path) -> None:
+    """With an open pool, in a session of its own, as a program ends."""
+    signal.alarm(120)
+    os.setsid()
+    sys.stderr = open(folder / f"{end}.err", "w", buffering=1)  # noqa: SIM115
+    os.dup2(sys.stderr.fileno(), 2)
+    pool = ReadingPool(ImageReader([noise(8, 8)] * 8, FIT).fill, FIT, 3, workers=2)
+    next(pool.read(BATCHES))
+    (folder / f"{end}.pids").write_text(" ".join(str(process.pid) for process in pool._processes))
+    try:
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if end == "stopped":
             signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT may be ignored by default
             os.killpg(0, signal.SIGINT)
-"""
+    finally:
+        multiprocessing.util._exit_function()
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
-def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
-    """The parent ends during an epoch with an open pool: normally, by SIGINT and by SIGKILL."""
-    root = write_tree(tmp_path / "images", {"a": 4, "b": 4})
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    subprocess.run([sys.executable, str(script), str(root)], cwd=tmp_path, timeout=240, check=True)
-    for end in ("done", "stopped", "killed"):
-        errors = (tmp_path / f"{end}.err").read_text()
-        assert errors.count("Traceback") == (1 if end == "stopped" else 0), errors  # the parent's
-        pids = list(map(int, (tmp_path / f"{end}.out").read_text().split()))
-        assert len(pids) == 2
-        deadline = time.monotonic() + 120
-        while any(map(alive, pids)):
-            assert time.monotonic() < deadline, end
-            time.sleep(0.01)
+@pytest.mark.parametrize(("end", "status"), [("done", 0), ("stopped", 1), ("killed", -signal.SIGKILL)])
+def test_no_worker_outlives_its_parent(tmp_path: Path, end: str, status: int) -> None:
+    assert ending(fork(lambda: end_during_an_epoch(end, tmp_path))) == status
+    errors = (tmp_path / f"{end}.err").read_text()
+    assert errors.count("Traceback") == (end == "stopped"), errors  # the parent's
+    pids = list(map(int, (tmp_path / f"{end}.pids").read_text().split()))
+    assert len(pids) == 2
+    deadline = time.monotonic() + 120
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:

@@ -106,7 +106,7 @@ def test_copies_in_two_groups_keep_both_in_one_part() -> None:
     assert not set(rest.groups.tolist()) & set(val.groups.tolist())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     drawn_images(),
     st.sampled_from(["all", "train"]),
