@@ -87,7 +87,7 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert first != sorted(first)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_streamed_batches_are_those_from_memory_from_any_start(images: ImageSet, workers: int) -> None:
     kept = Loader(images, FIT, 4, seed=1, workers=workers)
     streamed = Loader(images, FIT, 4, seed=1, workers=workers, memory_budget=0)
@@ -135,23 +135,16 @@ def test_workers_and_earlier_epochs_do_not_change_batches(images: ImageSet) -> N
     kinds = {"seed": 3, "memory_budget": 0, "crop_scale": 0.1}
     alone = Loader(images, FIT, 4, workers=0, **kinds)
     epochs = [list(alone.epoch(number)) for number in range(3)]
-    for workers in (1, 3):
-        loader = Loader(images, FIT, 4, workers=workers, **kinds)
-        assert_same(list(loader.epoch(1)), epochs[1])
-        next(loader.epoch(2))
-        both = list(zip(loader.epoch(0), loader.epoch(2), strict=True))
-        assert_same([first for first, _ in both], epochs[0])
-        assert_same([second for _, second in both], epochs[2])
-        assert_same(list(loader.epoch(2, start=2)), epochs[2][2:])
-
-
-def test_workers_are_kept_between_epochs(images: ImageSet) -> None:
-    loader = Loader(images, FIT, 4, seed=0, workers=1, memory_budget=0)
-    list(loader.epoch(0))
+    loader = Loader(images, FIT, 4, workers=2, **kinds)
+    assert_same(list(loader.epoch(1)), epochs[1])
     pool = loader._pool
-    list(loader.epoch(1))
-    assert pool is not None
-    assert loader._pool is pool
+    assert_same(list(loader.epoch(2)), epochs[2])
+    assert pool is loader._pool is not None  # kept between epochs
+    next(loader.epoch(2))
+    both = list(zip(loader.epoch(0), loader.epoch(2), strict=True))
+    assert_same([first for first, _ in both], epochs[0])
+    assert_same([second for _, second in both], epochs[2])
+    assert_same(list(loader.epoch(2, start=2)), epochs[2][2:])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -181,8 +174,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
     return read_tree(write_tree(tmp_path_factory.mktemp("uneven"), {"cat": 11, "dog": 2}, size=(30, 40)))
 
 
-@pytest.mark.parametrize("memory_budget", [2**30, 0])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 0), (0, 0), (0, 2)])
 def test_balanced_batches_have_the_pixels_and_labels_of_repeated_images(
     uneven: ImageSet, memory_budget: int, workers: int
 ) -> None:
@@ -231,8 +223,7 @@ def test_cuts_are_even_and_balanced(count: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 3  # a pair, and the last image of an odd number
 
 
-@pytest.mark.parametrize("memory_budget", [2**30, 0])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("memory_budget", "world"), [(2**30, 2), (0, 3)])
 @pytest.mark.parametrize("options", [{"seed": None}, {}, {"repeats": 3}, {"balanced": True}], ids=str)
 def test_parts_of_all_processes_are_the_batches_of_one(
     images: ImageSet, world: int, memory_budget: int, options: dict[str, Any]
@@ -276,16 +267,8 @@ def test_each_machine_reads_its_own_shards_and_all_batches_are_those_of_one_proc
             np.testing.assert_array_equal(np.concatenate([part.indices for part in pieces]), batch.indices)
         assert sorted(index for batch in whole for index in batch.indices) == list(range(N))
         machines = np.array_split(np.array(parts, dtype=object), 2)
-        own.add(
-            tuple(
-                tuple(
-                    sorted(
-                        {int(shards[index]) for part in machine for batch in part for index in batch.indices}
-                    )
-                )
-                for machine in machines
-            )
-        )
+        read = [[index for batch in machine.flat for index in batch.indices] for machine in machines]
+        own.add(tuple(tuple(np.unique(shards[indices]).tolist()) for indices in read))
     assert own == {((0, 2, 4), (1, 3, 5))}
 
 
@@ -364,12 +347,13 @@ def harm(kind: str, folder: Path) -> Path:
     """Write a file that is no longer a picture."""
     path = write_picture(folder / f"{kind}.jpg", size=(64, 64))
     content = {"empty": b"", "truncated": path.read_bytes()[:900], "text": b"not a picture"}
-    path.write_bytes(bomb(15_000) if kind == "bomb" else content[kind])
+    path.write_bytes(bomb(14_000) if kind == "bomb" else content[kind])
     return path
 
 
-@pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 0), (0, 0), (0, 3)])
-@pytest.mark.parametrize("crop_scale", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("memory_budget", "workers", "crop_scale"), [(2**30, 0, 1.0), (0, 0, 0.5), (0, 3, 1.0)]
+)
 def test_every_kind_of_broken_file_is_left_out_and_named(
     tmp_path: Path, memory_budget: int, workers: int, crop_scale: float
 ) -> None:
@@ -409,8 +393,10 @@ def test_a_large_split_has_batches_and_order() -> None:
 # Larger splits, whose images are kept once they have been read
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("options", [{}, {"repeats": 2}, {"balanced": True}, {"part": (1, 2)}])
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [({}, 2), ({"repeats": 2}, 0), ({"balanced": True}, 0), ({"part": (1, 2)}, 0)],
+)
 def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_again(
     images: ImageSet, tmp_path: Path, options: dict[str, Any], workers: int
 ) -> None:
@@ -418,7 +404,7 @@ def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_
     kinds = {"seed": 1, "workers": workers, "memory_budget": 0, **options}
     streamed, kept = Loader(data, FIT, 4, **kinds), Loader(data, FIT, 4, room=2**20, **kinds)
     assert (streamed.kept_bytes, kept.kept_bytes) == (0, 13 * 3 * 4 * 4)
-    for epoch in range(4):
+    for epoch in range(3):
         assert_same(list(kept.epoch(epoch)), list(streamed.epoch(epoch)))
     assert list(kept.faults.reasons) == list(streamed.faults.reasons) == [str(broken[0])]
 

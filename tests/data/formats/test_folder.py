@@ -37,7 +37,7 @@ def rows(images: AllImages) -> list[tuple[str, str, str]]:
 
 def test_stream_has_the_images_labels_and_splits_of_the_folder(tmp_path: Path) -> None:
     kinds = set()
-    for seed in range(250):
+    for seed in range(80):
         root = tmp_path / str(seed)
         grow(root, random.Random(seed))
         try:
@@ -111,9 +111,12 @@ def test_usual_names_of_splits_are_known(name: str, split: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "system", ["@eaDir", "$RECYCLE.BIN", "System Volume Information", "__MACOSX", "lost+found", "_thumbs"]
+    ("system", "place"),
+    [
+        *(("@eaDir", ""), ("$RECYCLE.BIN", "a"), ("System Volume Information", ""), ("__MACOSX", "a")),
+        *(("lost+found", ""), ("_thumbs", "a")),
+    ],
 )
-@pytest.mark.parametrize("place", ["", "a"])
 def test_system_folders_are_no_classes_and_their_files_no_images(
     tmp_path: Path, system: str, place: str
 ) -> None:
@@ -143,8 +146,13 @@ def write_flat(folder: Path, counts: dict[str, int], name: str = "{}.{}.png") ->
     return folder
 
 
-@pytest.mark.parametrize("name", ["{}.{}.jpg", "{}_{:03}.png", "{}{}.bmp", "{} ({}).JPG", "{}-{}.png"])
-@pytest.mark.parametrize("below", ["", "train"])
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        *(("{}.{}.jpg", ""), ("{}_{:03}.png", "train"), ("{}{}.bmp", ""), ("{} ({}).JPG", "train")),
+        ("{}-{}.png", ""),
+    ],
+)
 def test_flat_folder_has_the_classes_in_its_names(tmp_path: Path, name: str, below: str) -> None:
     write_flat(tmp_path / below, {"golden_retriever": 5, "cat": 6}, name)
     before = sorted(tmp_path.rglob("*"))
@@ -156,14 +164,14 @@ def test_flat_folder_has_the_classes_in_its_names(tmp_path: Path, name: str, bel
 
 
 def test_cats_and_dogs_with_unlabelled_test_images_are_trained_on(tmp_path: Path) -> None:
-    write_flat(tmp_path / "train", {"cat": 100, "dog": 100})
+    write_flat(tmp_path / "train", {"cat": 50, "dog": 50})
     for folder in ("test1", "test"):
         for number in range(3):
             write_picture(tmp_path / folder / f"{number}.png", seed=900 + number)
     splits = open_data(str(tmp_path))
-    assert {name: len(images) for name, images in splits.parts.items()} == {"train": 180, "val": 20}
+    assert {name: len(images) for name, images in splits.parts.items()} == {"train": 90, "val": 10}
     assert described(splits)[2:] == [
-        "classes from file names: cat 100, dog 100",
+        "classes from file names: cat 50, dog 50",
         "unused: 6 images without a class, 3 images in the folder test1, which is a second folder of "
         "the test split",
     ]
