@@ -256,9 +256,7 @@ def test_without_crop_keeps_every_other_draw() -> None:
     index=st.integers(0, 10**7),
     channels=st.sampled_from([1, 3]),
 )
-def test_operations_and_erasing_are_the_same_alone_and_in_a_batch(
-    seed: int, epoch: int, index: int, channels: int
-) -> None:
+def test_operations_and_erasing_are_the_same_alone_and_in_a_batch(seed, epoch, index, channels) -> None:
     mine, others = pictures(1, channels, seed=1), pictures(4, channels, seed=2)
     options = {"seed": seed, "epoch": epoch, "randaugment": RandAugment(), "erase": 0.7}
     alone = augment(mine, [index], **options)[0]

@@ -206,9 +206,7 @@ def test_predict_rejects_decisions() -> None:
         find_images(["a.png"], TableOptions(audit="decisions.csv"))
 
 
-def test_run_keeps_its_decisions(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_keeps_its_decisions(photos: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(photos.parent)
     rows = [row(photos, "cat/000.png", "drop"), row(photos, "dog/001.png", "relabel", "cat")]
     write(photos.parent, rows)
@@ -249,9 +247,7 @@ def test_picture_saved_again_has_another_content(photos: Path) -> None:
     assert counts(photos, write(photos.parent, rows)) == {"cat": 8, "dog": 8}
 
 
-def test_changes_are_counted_by_part_and_said_beside_the_result_of_the_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changes_are_counted_by_part_and_said_beside_the_result_of_the_part(tmp_path: Path, capsys) -> None:
     data = tmp_path / "photos"
     for part in ("train", "test"):
         write_tree(data / part, {"cat": 4, "dog": 4})

@@ -81,9 +81,7 @@ def test_every_fold_has_images_of_every_part_and_divides_no_group_and_no_copies(
 
 @settings(max_examples=25, deadline=None)
 @given(drawn_images(), st.integers(0, 99))
-def test_every_fold_of_a_cross_validation_has_an_image_and_every_class_is_outside_of_it(
-    images: ImageSet, seed: int
-) -> None:
+def test_every_fold_of_a_cross_validation_has_an_image_and_every_class_is_outside_of_it(images, seed) -> None:
     division = division_of(images.identified())
     try:
         folds = division.folds(seed)
@@ -233,9 +231,7 @@ def test_a_table_s_folds_that_divide_its_groups_are_rejected(photos: Path, tmp_p
         (20, 2, r"class '\w+' has images in 1 group, fewer than folds=2: leave the groups out"),
     ],
 )
-def test_fewer_groups_than_folds_are_one_line(
-    photos: Path, tmp_path: Path, size: int, folds: int, message: str
-) -> None:
+def test_fewer_groups_than_folds_are_one_line(photos, tmp_path, size, folds, message) -> None:
     place = write_table(tmp_path / "t.csv", photos, lambda n: "", lambda n: n // size)
     with pytest.raises(UserError, match=message):
         fold_of(place, None, folds, table=TableOptions(columns=("group=patient", "fold=")))

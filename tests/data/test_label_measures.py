@@ -11,12 +11,7 @@ from scipy.special import expit
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from tests.models import law
-from vitascope.data.label_measures import (
-    best_thresholds,
-    label_score,
-    pairs_confused,
-    pairs_together,
-)
+from vitascope.data.label_measures import best_thresholds, label_score, pairs_confused, pairs_together
 from vitascope.data.measures import ClassPair
 
 TOLERANCE = {"rtol": 0, "atol": 1e-12}

@@ -49,9 +49,7 @@ def test_every_function_finds_the_same_files(linked: Path) -> None:
     assert not [line for line in described(open_data(str(linked))) if "unused" in line]
 
 
-def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(tmp_path: Path, caplog) -> None:
     root = write_tree(tmp_path / "photos", {"cat": 3, "dog": 3})
     expected = image_files(root)
     for name in ("nowhere.png", "self.JPG"):
@@ -73,9 +71,7 @@ def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(
     assert read_data(str(root)).unused == ("1 .txt",)
 
 
-def test_pictures_of_several_pages_are_counted_after_the_last(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pictures_of_several_pages_are_counted_after_the_last(tmp_path: Path, caplog) -> None:
     page = Image.new("L", (9, 9), 7)
     for name, more in (("a.tif", 2), ("b.gif", 3), ("c.TIFF", 0), ("d.png", 2), ("e.tif", 0)):
         pages = [Image.new("L", (9, 9), number) for number in range(more)]
@@ -135,9 +131,7 @@ def test_a_folder_that_vanishes_meanwhile_is_unused(tmp_path: Path, monkeypatch:
     assert failed == [str(gone)]
 
 
-def test_a_file_that_vanishes_after_it_was_listed_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_vanishes_after_it_was_listed_is_counted(tmp_path: Path, monkeypatch) -> None:
     root = write_tree(tmp_path / "photos", {"cat": 12, "dog": 12})
     scandir, gone = os.scandir, root / "cat" / "005.png"
 

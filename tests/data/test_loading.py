@@ -59,9 +59,7 @@ def break_some(images: ImageSet, numbers: list[int], tmp_path: Path) -> tuple[Im
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
-def test_every_image_comes_once_per_epoch_with_its_label_and_pixels(
-    images: ImageSet, memory_budget: int
-) -> None:
+def test_every_image_comes_once_per_epoch_with_its_label_and_pixels(images, memory_budget) -> None:
     loader = Loader(images, FIT, 4, seed=1, workers=0, memory_budget=memory_budget)
     batches = list(loader.epoch(0))
     assert [len(batch.targets) for batch in batches] == [4, 4, 4, 1]
@@ -225,9 +223,7 @@ def test_cuts_are_even_and_balanced(count: int, parts: int) -> None:
 
 @pytest.mark.parametrize(("memory_budget", "world"), [(2**30, 2), (0, 3)])
 @pytest.mark.parametrize("options", [{"seed": None}, {}, {"repeats": 3}, {"balanced": True}], ids=str)
-def test_parts_of_all_processes_are_the_batches_of_one(
-    images: ImageSet, world: int, memory_budget: int, options: dict[str, Any]
-) -> None:
+def test_parts_of_all_processes_are_the_batches_of_one(images, world, memory_budget, options) -> None:
     kinds = {"seed": 1, "workers": 0, "memory_budget": memory_budget, "crop_scale": 0.5} | options
     whole = list(Loader(images, FIT, 6, **kinds).epoch(2))
     loaders = [Loader(images, FIT, 6, part=(rank, world), **kinds) for rank in range(world)]
@@ -273,13 +269,8 @@ def test_each_machine_reads_its_own_shards_and_all_batches_are_those_of_one_proc
 
 
 @law
-@given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
-    pairs=st.integers(4, 9),
-)
-def test_woven_order_has_every_image_once_and_equal_parts_until_one_order_ends(
-    lengths: list[int], pairs: int
-) -> None:
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4), pairs=st.integers(4, 9))
+def test_woven_order_has_every_image_once_and_equal_parts_until_one_order_ends(lengths, pairs) -> None:
     ends = np.cumsum([0, *lengths])
     orders = [np.arange(first, last) for first, last in itertools.pairwise(ends)]
     order = woven(orders, 2 * pairs)
@@ -292,9 +283,7 @@ def test_woven_order_has_every_image_once_and_equal_parts_until_one_order_ends(
 
 
 @pytest.mark.parametrize(("count", "parts", "sizes"), [(13, 3, [4, 4, 5]), (3, 4, [2, 1]), (0, 2, [0])])
-def test_batch_is_split_at_even_places_into_parts_with_images(
-    images: ImageSet, count: int, parts: int, sizes: list[int]
-) -> None:
+def test_batch_is_split_at_even_places_into_parts_with_images(images, count, parts, sizes) -> None:
     (batch,) = Loader(images, FIT, 13, workers=0).epoch()
     batch = Batch(batch.pixels[:count], batch.targets[:count], batch.indices[:count], 20)
     split = batch.split(parts)
@@ -309,9 +298,7 @@ def test_batch_is_split_at_even_places_into_parts_with_images(
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
 @pytest.mark.parametrize("batch_size", [6, 5])
-def test_repeats_are_copies_of_an_image_in_one_batch(
-    images: ImageSet, batch_size: int, memory_budget: int
-) -> None:
+def test_repeats_are_copies_of_an_image_in_one_batch(images, batch_size, memory_budget) -> None:
     kinds = {"seed": 1, "workers": 0, "memory_budget": memory_budget}
     loader = Loader(images, FIT, batch_size, repeats=3, **kinds)
     batches = list(loader.epoch(2))
@@ -394,8 +381,7 @@ def test_a_large_split_has_batches_and_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "workers"),
-    [({}, 2), ({"repeats": 2}, 0), ({"balanced": True}, 0), ({"part": (1, 2)}, 0)],
+    ("options", "workers"), [({}, 2), ({"repeats": 2}, 0), ({"balanced": True}, 0), ({"part": (1, 2)}, 0)]
 )
 def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_again(
     images: ImageSet, tmp_path: Path, options: dict[str, Any], workers: int
@@ -409,9 +395,7 @@ def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_
     assert list(kept.faults.reasons) == list(streamed.faults.reasons) == [str(broken[0])]
 
 
-def test_images_that_stay_on_the_device_are_read_once(
-    images: ImageSet, tmp_path: Path, reads: list[object]
-) -> None:
+def test_images_that_stay_on_the_device_are_read_once(images, tmp_path, reads) -> None:
     data, _ = break_some(images, [5], tmp_path)
     loader = Loader(data, FIT, 4, seed=0, workers=0, memory_budget=0, room=2**20)
     next(loader.epoch(0))  # interrupted

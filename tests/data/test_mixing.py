@@ -1,7 +1,5 @@
 """Mixup and CutMix: one choice per step, the same in every slice, in the proportion of the targets."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -106,9 +104,7 @@ def kinds(mixing: Mixing, steps: int) -> dict[str, float]:
         ({"mixup": 0.0, "cutmix": 0.0}, (1.0, 0.0, 0.0)),
     ],
 )
-def test_options_set_the_frequency_of_mixup_and_cutmix(
-    options: dict[str, Any], expected: tuple[float, float, float]
-) -> None:
+def test_options_set_the_frequency_of_mixup_and_cutmix(options, expected) -> None:
     steps = 400
     found = kinds(Mixing(**options), steps)
     for share, wanted in zip(found.values(), expected, strict=True):
@@ -125,8 +121,7 @@ def test_mixing_is_a_function_of_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"mixup": -0.1}, {"cutmix": float("inf")}, {"probability": 1.5}, {"switch": -0.2}],
+    "options", [{"mixup": -0.1}, {"cutmix": float("inf")}, {"probability": 1.5}, {"switch": -0.2}]
 )
 def test_invalid_numbers_are_rejected(options: dict[str, float]) -> None:
     [(name, value)] = options.items()

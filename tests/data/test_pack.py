@@ -95,9 +95,7 @@ def test_same_input_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
     assert every_file(tmp_path / "one") == every_file(tmp_path / "two")
 
 
-def test_shards_stay_below_their_size_and_the_index_describes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_stay_below_their_size_and_the_index_describes_them(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(packing, "MB", 20_000)
     packed = pack(pictures(tmp_path), tmp_path / "shards", shard_mb=1)
     index = json.loads((tmp_path / "shards" / "index.json").read_text())
@@ -135,9 +133,7 @@ def test_digits_become_png_and_stay_grey(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("format", "suffix"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tif")]
 )
-def test_picture_without_a_suffix_gets_that_of_its_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, suffix: str
-) -> None:
+def test_picture_without_a_suffix_gets_that_of_its_format(tmp_path, monkeypatch, format, suffix) -> None:
     picture = encoded(noise(8, 8), format)
     sources = [Stored(picture), picture]
     images = ImageSet("any", sources, ClassIndices(np.array([0, 1]), ("cat", "dog")))
@@ -246,9 +242,7 @@ def test_sizes_below_one_are_rejected(tmp_path: Path, option: str) -> None:
 # --- the command
 
 
-def test_the_command_prints_its_files_and_how_to_train_on_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_its_files_and_how_to_train_on_them(tmp_path: Path, capsys) -> None:
     data = pictures(tmp_path)
     broken = Path(data) / "train" / "cat" / "004.png"
     broken.write_bytes(b"text")

@@ -156,9 +156,7 @@ def test_geometry_equals_pil_inside_and_is_grey_outside(name: str, argument: flo
     seed=st.integers(0, 2**31),
     channels=st.sampled_from([1, 3]),
 )
-def test_operations_on_a_batch_equal_those_on_single_images(
-    operations: list[int], seed: int, channels: int
-) -> None:
+def test_operations_on_a_batch_equal_those_on_single_images(operations, seed, channels) -> None:
     count = len(operations)
     levels = pictures(channels, 9, 14, seed)[torch.arange(count) % 6]
     generator = np.random.default_rng(seed)
@@ -211,8 +209,7 @@ def test_extreme_draws_select_operations_with_finite_arguments(std: float) -> No
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"num_ops": 0}, {"magnitude": 10.5}, {"magnitude": -1}, {"std": -0.1}, {"probability": 0.0}],
+    "options", [{"num_ops": 0}, {"magnitude": 10.5}, {"magnitude": -1}, {"std": -0.1}, {"probability": 0.0}]
 )
 def test_invalid_numbers_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(options.values())):g}"):

@@ -115,9 +115,7 @@ def test_crops_are_taken_from_the_upright_picture() -> None:
 
 
 @pytest.mark.parametrize(("side", "decoded"), [(60, 1600), (68, 800), (132, 400), (400, 200)])
-def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
-    side: int, decoded: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(side, decoded, monkeypatch) -> None:
     content = encoded(smooth(1200, 1600), "JPEG", quality=95)
     sizes = []
     for name in ("crop", "resize"):  # in training, in evaluation

@@ -135,9 +135,7 @@ def test_a_changed_image_is_left_out(photos: Path) -> None:
     assert changed not in found.present("test", ("cat", "dog")).sources
 
 
-def test_images_that_could_not_be_read_are_not_taken_for_one_another(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_could_not_be_read_are_not_taken_for_one_another(photos: Path, monkeypatch) -> None:
     record = recorded(photos)
     part_of(record, "test", photos)[0].rename(photos / "dog" / "zz.png")
     record.parts["test"].contents[0] = UNREADABLE
@@ -203,9 +201,7 @@ def test_training_images_are_recognized_by_content_in_any_form(photos: Path, tmp
         ("name", 5),
     ],
 )
-def test_a_line_of_another_type_or_class_is_rejected(
-    photos: Path, tmp_path: Path, name: str, value: object
-) -> None:
+def test_a_line_of_another_type_or_class_is_rejected(photos, tmp_path, name, value) -> None:
     path = tmp_path / "split.jsonl.gz"
     recorded(photos).write(path)
     head, *lines = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())

@@ -87,9 +87,7 @@ def test_packed_shards_are_opened_without_reading_them_and_read_like_local_ones(
 
 
 @pytest.mark.parametrize("name", ["index.json", "samples.npz"])
-def test_file_beside_shards_that_is_too_large_is_not_fetched(
-    web_store: Store, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_beside_shards_that_is_too_large_is_not_fetched(web_store, name, monkeypatch) -> None:
     url = packed(web_store)
     monkeypatch.setitem(MAX_BYTES, name, 10)
     with pytest.raises(

@@ -138,9 +138,7 @@ def hint_for(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "old", "new", "hint"), MUTANTS)
-def test_mutant_gets_the_hint_that_names_its_fault(
-    name: str, old: str, new: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutant_gets_the_hint_that_names_its_fault(name, old, new, hint, tmp_path, monkeypatch) -> None:
     answer = solution_text(name)
     body = answer[exercise_text(name).index(TO_WRITE) :]
     assert body.count(old) == 1, f"{old!r} is not once in {body!r}"
@@ -160,9 +158,7 @@ def test_mutant_gets_the_hint_that_names_its_fault(
         ("F.gelu(W_1) @ W_2 @ z", "5_mlp.py，第 15 行：return F.gelu(W_1) @ W_2 @ z\nRuntimeError: "),
     ],
 )
-def test_hints_are_in_the_readers_language(
-    new: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hints_are_in_the_readers_language(new: str, hint: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     found = hint_for(Path(), "mlp", solution_text("mlp").replace("F.gelu(z @ W_1) @ W_2", new))

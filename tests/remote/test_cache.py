@@ -84,9 +84,7 @@ def test_object_that_changes_between_blocks_is_not_mixed(web_store: Store) -> No
     assert size_on_disk() == BLOCK
 
 
-def test_size_is_bounded_and_the_last_used_blocks_stay(
-    web_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_size_is_bounded_and_the_last_used_blocks_stay(web_store: Store, monkeypatch) -> None:
     limit = 40 * BLOCK
     monkeypatch.setenv("VITASCOPE_REMOTE_GB", str(limit / 1e9))
     found = [stored(web_store, 8 * BLOCK, seed, f"{seed}.bin") for seed in range(12)]
@@ -138,9 +136,7 @@ def test_limit_is_a_number(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         cache.limit_bytes()
 
 
-def test_full_disk_is_one_line_that_concerns_all_objects(
-    web_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_one_line_that_concerns_all_objects(web_store: Store, monkeypatch) -> None:
     found = stored(web_store)
 
     def full(path: Path, data: bytes) -> int:
@@ -155,10 +151,7 @@ def test_full_disk_is_one_line_that_concerns_all_objects(
 
 @pytest.mark.parametrize("broken", ["folder", "block"])
 def test_cache_that_cannot_be_read_concerns_all_objects_and_is_named(
-    web_store: Store,
-    broken: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    web_store: Store, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = stored(web_store, 100)
     if broken == "folder":

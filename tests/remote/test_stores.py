@@ -231,9 +231,7 @@ def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
     ],
     indirect=["client"],
 )
-def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
-    client: FailingClient, line: str
-) -> None:
+def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(client, line) -> None:
     with pytest.raises(StoreError, match=rf"^s3://bucket/a: .*{line}") as caught:
         upload(Path(__file__), "s3://bucket/a")
     assert "does not answer" not in str(caught.value)

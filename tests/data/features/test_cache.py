@@ -60,9 +60,7 @@ def assert_has(numbers: list[int], others: list[int] = [], made: dict = MADE) ->
 
 @law
 @given(st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=5), st.lists(st.integers(0, 40)))
-def test_what_was_kept_is_found_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, writes: list[list[int]], asked: list[int]
-) -> None:
+def test_what_was_kept_is_found_in_any_order(tmp_path_factory, writes, asked) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VITASCOPE_CACHE", str(tmp_path_factory.mktemp("cache")))
         for numbers in writes:
@@ -95,9 +93,7 @@ def test_images_without_a_digest_are_neither_kept_nor_found() -> None:
     assert again.find(np.array([b"", b"x" * DIGEST], f"S{DIGEST}")).tolist() == [-1, 0]
 
 
-def test_features_wait_in_memory_until_there_are_enough_or_time_has_passed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_wait_in_memory_until_there_are_enough_or_time_has_passed(folder: Path, monkeypatch) -> None:
     cache = FeatureCache(MADE)
     cache.add(contents([1]), features([1]))
     assert chunks(folder) == []
@@ -128,9 +124,7 @@ def test_a_shortened_file_is_not_read(folder: Path, keeps: float) -> None:
 
 @law
 @given(st.data())
-def test_a_damaged_header_is_not_read_and_raises_nothing(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_a_damaged_header_is_not_read_and_raises_nothing(tmp_path_factory, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VITASCOPE_CACHE", str(root := tmp_path_factory.mktemp("cache")))
         keep([1, 2])
@@ -156,9 +150,7 @@ def test_a_file_of_another_key_is_not_read(folder: Path) -> None:
     assert again.take(again.find(contents([2]))).shape == (1, 7)
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_read(folder, monkeypatch) -> None:
     keep([1])
 
     def killed() -> None:
@@ -214,9 +206,7 @@ def test_keys_that_were_used_longest_ago_go_first(folder: Path, monkeypatch: pyt
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= size + 10
 
 
-def test_a_key_beyond_the_bound_alone_is_kept_up_to_it_with_one_warning(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_key_beyond_the_bound_alone_is_kept_up_to_it_with_one_warning(folder, monkeypatch, caplog) -> None:
     monkeypatch.setenv("VITASCOPE_FEATURES_GB", "0.000001")
     monkeypatch.setattr(feature_cache, "CHUNK_BYTES", 1)
     cache = FeatureCache(MADE)
@@ -248,9 +238,7 @@ def test_a_limit_that_is_no_size_is_rejected(text: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_features_that_are_removed_or_damaged_while_they_are_read_are_one_line(
-    folder: Path, removed: bool
-) -> None:
+def test_features_that_are_removed_or_damaged_while_they_are_read_are_one_line(folder, removed) -> None:
     keep([1, 2])
     cache = FeatureCache(MADE)
     places = cache.find(contents([1, 2]))
@@ -265,9 +253,7 @@ def test_features_that_are_removed_or_damaged_while_they_are_read_are_one_line(
     assert_has([3], [1, 2])
 
 
-def test_a_full_disk_costs_one_warning(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_one_warning(folder: Path, monkeypatch, caplog) -> None:
     keep([1])
 
     def full(path: Path, content: bytes) -> int:

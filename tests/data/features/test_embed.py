@@ -60,9 +60,7 @@ def test_features_are_bitwise_those_of_the_model_for_the_same_pixels(photos: Pat
 
 
 @pytest.mark.parametrize("place", [-1, 0.3])
-def test_damaged_byte_in_the_cache_changes_no_feature(
-    photos: Path, tmp_path: Path, place: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_byte_in_the_cache_changes_no_feature(photos: Path, tmp_path, place: float, caplog) -> None:
     right = embed(small_model(), photos, **HERE).features
     (path,) = (tmp_path / "cache" / "features").glob("*/*.safetensors")
     content = bytearray(path.read_bytes())
@@ -131,9 +129,7 @@ def test_classes_whose_names_are_no_utf8_are_targets_too(tmp_path: Path, suffix:
     assert found.targets.labels.tolist() == [0, 0, 1, 1]
 
 
-def test_unreadable_images_are_left_out_and_named(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_images_are_left_out_and_named(photos: Path, tmp_path: Path, monkeypatch) -> None:
     (photos / "train" / "cat" / "001.png").write_bytes(b"broken")
     for options in ({}, {"out": tmp_path / "f.npz"}):
         found = embed(small_model(), photos, **options, **HERE)
@@ -158,9 +154,7 @@ def test_more_features_than_fit_into_memory_are_refused_with_the_numbers(
     assert len(embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)) == 9
 
 
-def test_features_are_cached_when_their_file_cannot_be_written(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_cached_when_their_file_cannot_be_written(photos: Path, tmp_path, monkeypatch) -> None:
     def full(path: Path, size: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -200,9 +194,7 @@ def test_features_of_another_body_are_rejected_with_both_names(photos: Path, tmp
         found.check_model(tmp_path / "two")
 
 
-def test_exported_features_are_embedded_and_cached_like_those_of_the_model(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_exported_features_are_embedded_and_cached_like_those_of_the_model(photos: Path, tmp_path) -> None:
     model, path = small_model(depth=1), tmp_path / "body.pt2"
     write_picture(photos / "train" / "cat" / "wide.png", size=(30, 50))
     (photos / "train" / "cat" / "001.png").write_bytes(b"broken")
@@ -319,9 +311,7 @@ def test_repeated_call_continues_and_other_options_are_rejected(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_precisions_of_several_machines_are_not_mixed_and_a_damaged_part_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_precisions_of_several_machines_are_not_mixed_and_a_damaged_part_is_named(monkeypatch) -> None:
     def mixing(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
         yield from compute_here(loop, parts, task, wanted[:1])
         yield from compute_here(dataclasses.replace(loop, precision="bf16"), parts, task, wanted[1:])

@@ -41,9 +41,7 @@ def part(start: int, count: int, labelled: bool = True, width: int = 3) -> Part:
 
 @law
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans(), st.sampled_from(FORMATS))
-def test_what_was_written_in_parts_is_read_back(
-    tmp_path_factory: pytest.TempPathFactory, counts: list[int], labelled: bool, suffix: str
-) -> None:
+def test_what_was_written_in_parts_is_read_back(tmp_path_factory, counts, labelled, suffix) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     folder = tmp_path_factory.mktemp("out")
@@ -86,9 +84,7 @@ def test_files_are_plain_ones_of_their_formats(tmp_path: Path) -> None:
     assert json.loads(table.schema.metadata[b"made"]) == MADE
 
 
-def test_parquet_is_written_in_groups_of_bounded_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_is_written_in_groups_of_bounded_size(tmp_path: Path, monkeypatch) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (vitascope[parquet])")
     monkeypatch.setattr("vitascope.data.features.embedding_file.GROUP_BYTES", 6 * 12)
     write_embeddings(tmp_path / "f.parquet", (part(4 * number, 4) for number in range(5)), 20, MADE)

@@ -176,9 +176,7 @@ def test_harmful_pickle_has_no_effect_and_is_named(tmp_path: Path, name: str, pa
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_file_larger_than_cifar_is_rejected_before_reading(
-    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_larger_than_cifar_is_rejected_before_reading(tmp_path: Path, packed: bool, monkeypatch) -> None:
     monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100_000)
     files = {**cifar_files("10-python"), "data_batch_4": bytes(200_000)}
     path = packed_cifar(tmp_path / "c.tgz", files) if packed else write_folder(tmp_path / "c", files)

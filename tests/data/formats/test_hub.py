@@ -99,9 +99,7 @@ def test_picture_columns_without_a_type_are_found(tmp_path: Path, library: Any) 
 
 
 @pytest.mark.parametrize("column", ["label", "labels", "fine_label", "class"])
-def test_words_and_numbers_in_a_column_of_a_usual_name_are_classes(
-    tmp_path: Path, library: Any, column: str
-) -> None:
+def test_words_and_numbers_in_a_column_of_a_usual_name_are_classes(tmp_path, library, column) -> None:
     words = table(library, ["dog", "ant", "dog"], column, types={column: library.Value("string")})
     found = sets_of(HubDataset(), saved(tmp_path / "words", words))["all"]
     assert (found.class_names, found.labels.tolist()) == (("ant", "dog"), [1, 0, 1])
@@ -171,9 +169,7 @@ def test_damaged_tables_are_one_line(tmp_path: Path, library: Any) -> None:
 
 
 @pytest.mark.parametrize(("data", "revision"), [("owner/name", None), ("owner/name@v1.0", "v1.0")])
-def test_the_given_revision_is_requested_from_the_hub(
-    monkeypatch: pytest.MonkeyPatch, library: Any, data: str, revision: str | None
-) -> None:
+def test_the_given_revision_is_requested_from_the_hub(monkeypatch, library, data, revision) -> None:
     asked = []
 
     def load(name: str, *, revision: str | None) -> Any:
@@ -197,9 +193,7 @@ def test_the_given_revision_is_requested_from_the_hub(
         (OSError("No space left"), "owner/name: cannot be opened: No space left"),
     ],
 )
-def test_failures_of_the_hub_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, library: Any, error: Exception | str, message: str
-) -> None:
+def test_failures_of_the_hub_are_one_line(monkeypatch, library, error, message) -> None:
     def fail(*args: object, **options: object) -> None:
         raise getattr(library.exceptions, error)("x") if isinstance(error, str) else error
 

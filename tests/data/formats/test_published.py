@@ -187,9 +187,7 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
         ("~/x", None, "/home/me/x"),
     ],
 )
-def test_the_environment_sets_the_cache_folder(
-    monkeypatch: pytest.MonkeyPatch, own: str | None, general: str | None, expected: str
-) -> None:
+def test_the_environment_sets_the_cache_folder(monkeypatch, own, general, expected) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     for name, value in (("VITASCOPE_CACHE", own), ("XDG_CACHE_HOME", general)):
         monkeypatch.delenv(name, raising=False)
@@ -198,9 +196,7 @@ def test_the_environment_sets_the_cache_folder(
     assert str(cache_folder()) == expected
 
 
-def test_cifar_is_downloaded_and_read_by_name(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cifar_is_downloaded_and_read_by_name(server: Server, monkeypatch, tmp_path: Path) -> None:
     from tests.data.formats.test_cifar import assert_splits, cifar_files, packed_cifar
 
     monkeypatch.chdir(tmp_path)  # a folder of that name would have precedence

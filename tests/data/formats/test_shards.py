@@ -52,9 +52,7 @@ def packed(tmp_path: Path) -> Path:
     epoch=st.integers(0, 50),
     group=st.integers(1, 5),
 )
-def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
-    counts: list[int], seed: int, epoch: int, group: int
-) -> None:
+def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(counts, seed, epoch, group) -> None:
     order = shard_streams(seed, epoch, np.array(counts, dtype=np.int64), group=group)[0]
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(sum(counts)))
@@ -69,9 +67,7 @@ def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
     epochs=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     streams=st.integers(1, 5),
 )
-def test_streams_share_no_shard_and_keep_theirs_in_every_epoch(
-    counts: list[int], epochs: tuple[int, int], streams: int
-) -> None:
+def test_streams_share_no_shard_and_keep_theirs_in_every_epoch(counts, epochs, streams) -> None:
     shard = np.repeat(np.arange(len(counts)), counts)
     dealt = []
     for epoch in epochs:
@@ -256,9 +252,7 @@ def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
         splits_of(Shards(), str(folder), seed=0)
 
 
-def test_shard_of_the_same_size_from_another_packing_is_not_read_with_the_wrong_labels(
-    tmp_path: Path,
-) -> None:
+def test_shard_of_the_same_size_from_another_packing_is_not_read_with_the_wrong_labels(tmp_path) -> None:
     pictures = write_tree(tmp_path / "pictures", {"cat": 10, "dog": 10})
     for seed in (0, 1):
         pack(str(pictures), tmp_path / str(seed), seed=seed)

@@ -96,9 +96,7 @@ def assert_like_the_folder(splits: Splits, root: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
-def test_utf_8_and_the_delimiters_of_spreadsheets_are_read(
-    photos: Path, encoding: str, suffix: str, delimiter: str
-) -> None:
+def test_utf_8_and_the_delimiters_of_spreadsheets_are_read(photos, encoding, suffix, delimiter) -> None:
     rows = labelled(photos, lambda number, name: {"cat": "Katze, Kater", "dog": "Hündin; jung"}[name])
     path = write_csv(photos / f"excel.{suffix}", rows, delimiter, encoding)
     splits = open_data(str(path), table=TableOptions(labels="one"))
@@ -112,9 +110,7 @@ def test_utf_8_and_the_delimiters_of_spreadsheets_are_read(
         ("utf-16", r"line 1 has the bytes ff fe .* at position 0"),
     ],
 )
-def test_bytes_that_are_not_utf_8_are_named_with_the_way_out(
-    tmp_path: Path, encoding: str, line: str
-) -> None:
+def test_bytes_that_are_not_utf_8_are_named_with_the_way_out(tmp_path, encoding: str, line: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("path,label\n1.png,Katze\n2.png,Hündin\n".encode(encoding))
     with pytest.raises(UserError, match=f"not UTF-8: {line}; save it as UTF-8, or .*iconv -f "):
@@ -440,9 +436,7 @@ def test_groups_of_val_and_test_are_not_pretrained_on(photos: Path) -> None:
         (lambda n, name: "Cat;a" if n == 2 else f"{name};b", r"in 2 spellings, 'cat' \(9\), 'Cat' \(1\)"),
     ],
 )
-def test_labels_that_cannot_be_learned_are_refused(
-    photos: Path, label: Callable[[int, str], Any], line: str
-) -> None:
+def test_labels_that_cannot_be_learned_are_refused(photos, label, line) -> None:
     assert_refused(photos, labelled(photos, label), line)
 
 
@@ -500,9 +494,7 @@ def test_a_path_in_another_unicode_form_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("others", "classes"), [((0, 1, 2), {"0", "1", "2"}), ((1,), {"-1", "1"}), ((1, 2), {"1", "2"})]
 )
-def test_minus_one_is_no_label_but_beside_one_alone(
-    photos: Path, others: tuple[int, ...], classes: set[str]
-) -> None:
+def test_minus_one_is_no_label_but_beside_one_alone(photos, others, classes) -> None:
     numbers = itertools.cycle((-1, *others))
     splits = opened(photos, labelled(photos, lambda *_: next(numbers)))
     assert set(splits.train.class_names) == classes
@@ -555,9 +547,7 @@ def test_unknown_cells_in_columns_of_0_and_1_are_counted(photos: Path) -> None:
 
 @pytest.mark.parametrize("stray", [",", ", ", ";", "|"])
 @pytest.mark.parametrize("names", [("cat", "dog"), ("goldfish, Carassius auratus", "tench, Tinca tinca")])
-def test_separators_at_the_ends_of_cells_divide_nothing(
-    photos: Path, names: tuple[str, str], stray: str
-) -> None:
+def test_separators_at_the_ends_of_cells_divide_nothing(photos, names, stray) -> None:
     for every in (1, 5):
         rows = labelled(photos, lambda n, name, e=every: names[name == "dog"] + (stray if n % e == 0 else ""))
         targets = opened(photos, rows).train.targets

@@ -55,9 +55,7 @@ HEAD, SMALL, LARGE = {"CPU": 8.0}, {"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0, "GPU
         (("cpu", None), [SMALL], (1, 0, 16)),
     ],
 )
-def test_worker_takes_a_cpu_or_a_gpu_with_its_cores(
-    asked: tuple[str, int | None], nodes: list[dict[str, float]], share: tuple[int, int, int]
-) -> None:
+def test_worker_takes_a_cpu_or_a_gpu_with_its_cores(asked, nodes, share) -> None:
     assert share_of(*asked, nodes) == share
 
 
@@ -71,9 +69,7 @@ def test_worker_takes_a_cpu_or_a_gpu_with_its_cores(
         (("auto", 8), "the 9 CPUs of a worker"),
     ],
 )
-def test_worker_that_fits_nowhere_is_rejected_instead_of_waited_for(
-    asked: tuple[str, int | None], message: str
-) -> None:
+def test_worker_that_fits_nowhere_is_rejected_instead_of_waited_for(asked, message) -> None:
     with pytest.raises(UserError, match=message):
         share_of(*asked, [HEAD])
 
@@ -97,9 +93,7 @@ def test_machine_without_ray_is_named_with_the_way_out(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_start_that_hangs_ends_at_a_signal_or_after_a_time(
-    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_start_that_hangs_ends_at_a_signal_or_after_a_time(signum, monkeypatch, capfd) -> None:
     pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
     starting, never = threading.Event(), threading.Event()
 
@@ -220,9 +214,7 @@ def test_fault_in_our_own_code_keeps_its_traceback() -> None:
         ),
     ],
 )
-def test_command_says_in_one_line_what_is_wrong(
-    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_command_says_in_one_line_what_is_wrong(argv, message, tmp_path, monkeypatch, capsys) -> None:
     if "127.0.0.1:1" in argv:
         pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
     monkeypatch.chdir(tmp_path)
@@ -263,9 +255,7 @@ def result_of(pictures: Path, **change: object) -> str:
         ({"device": "abacus"}, "abacus"),
     ],
 )
-def test_worker_that_is_not_like_the_others_reports_it_with_its_node(
-    pictures: Path, change: dict, message: str
-) -> None:
+def test_worker_that_is_not_like_the_others_reports_it_with_its_node(pictures, change, message) -> None:
     error = result_of(pictures, **change)
     assert message in error
     assert error.startswith(f"{os.uname().nodename}: ")
@@ -281,9 +271,7 @@ def test_images_that_a_node_does_not_see_are_not_taken_for_unreadable(pictures: 
 
 
 @pytest.mark.parametrize("command", ["predict", "embed"])
-def test_missing_ray_names_the_extra(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_missing_ray_names_the_extra(command: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     write_tree(tmp_path / "pictures", {"a": 1})
     out = tmp_path / ("o.jsonl" if command == "predict" else "o.npz")
@@ -293,9 +281,7 @@ def test_missing_ray_names_the_extra(
 
 
 @pytest.mark.timeout(3 * SECONDS)
-def test_two_workers_one_of_them_killed_give_the_file_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_one_of_them_killed_give_the_file_of_one_process(tmp_path: Path, monkeypatch) -> None:
     """The worker waits for a picture, which is a pipe, when it is killed; the one after it finds a file."""
     pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
     monkeypatch.chdir(tmp_path)

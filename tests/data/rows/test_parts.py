@@ -174,9 +174,7 @@ def test_second_process_is_rejected(tmp_path: Path) -> None:
     run(tmp_path / "out", second)
 
 
-def test_killed_process_leaves_no_results_and_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_killed_process_leaves_no_results_and_is_reported(tmp_path: Path, caplog) -> None:
     def die(parts: Parts) -> None:
         module.settle = lambda *_: os.kill(os.getpid(), 9)  # before it is renamed
         parts.begin(1)
@@ -237,9 +235,7 @@ def test_worker_that_died_after_its_part_was_written_is_counted(tmp_path: Path) 
     assert worker({"part": [0]})["deaths"] == [1]
 
 
-def test_disk_that_is_full_is_named_before_a_part_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_is_full_is_named_before_a_part_begins(tmp_path: Path, monkeypatch) -> None:
     parts = listed(tmp_path, names(19))
 
     def full(*_: object, **__: object) -> None:
