@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -63,12 +64,6 @@ def test_every_name_of_a_store_is_listed_and_read(s3_store: Store) -> None:
     objects = list(walk(s3_store.add("data")))
     assert {name_in(each.url, f"{s3_store.url}/data") for each in objects} == names
     assert all(read_range(each, 0, 10) == b"0123456789" for each in objects)
-
-
-def test_folder_without_a_name_is_reported(s3_store: Store) -> None:
-    s3_store.put(write(s3_store.folder / "a"), "data/cat//2.png")
-    with pytest.raises(StoreError, match=r"team/data/cat//: a folder without a name"):
-        list(walk(f"{s3_store.url}/data"))
 
 
 def test_object_with_the_name_of_a_folder_is_listed_unless_it_only_marks_it(s3_store: Store) -> None:
@@ -151,38 +146,37 @@ def test_missing_places_are_one_line(store: Store) -> None:
         list(walk(url))
 
 
-def test_missing_bucket_is_one_line(s3_store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"^s3://none/a: no such object, folder or bucket$"):
-        find_object("s3://none/a")
-    with pytest.raises(StoreError, match=r"^s3://none: no such folder or bucket$"):
-        list(walk("s3://none"))
-    with pytest.raises(StoreError, match=r"^s3://none/a: cannot be written: no such bucket$"):
-        upload(write(tmp_path / "a"), "s3://none/a")
-
-
-def test_expired_credentials_are_one_line(s3_store: Store) -> None:
-    url = filled(s3_store)
-    s3_store.server.expired = True
-    with pytest.raises(StoreError, match=r"no access: The provided token has expired.*set AWS_ACCESS_KEY_ID"):
-        list(walk(url))
-    with pytest.raises(StoreError, match="no access"):
-        find_object(url)
-
-
-def test_missing_credentials_are_one_line(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_buckets_folders_without_a_name_and_credentials_are_one_line(
+    s3_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import s3fs
 
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file, url = write(s3_store.folder / "a"), filled(s3_store)
+    s3_store.put(file, "other/cat//2.png")
+    access = "; set AWS_ACCESS_KEY_ID"
+
+    def check(call: Callable[[], object], match: str) -> None:
+        with pytest.raises(StoreError, match=match):
+            call()
+
+    check(lambda: find_object("s3://none/a"), "^s3://none/a: no such object, folder or bucket$")
+    check(lambda: list(walk("s3://none")), "^s3://none: no such folder or bucket$")
+    check(lambda: upload(file, "s3://none/a"), "^s3://none/a: cannot be written: no such bucket$")
+    check(lambda: list(walk(f"{s3_store.url}/other")), r"team/other/cat//: a folder without a name")
+    s3_store.server.expired = True
+    check(lambda: list(walk(url)), f"no access: The provided token has expired.*{access[2:]}")
+    check(lambda: find_object(url), "no access")
+    s3_store.server.expired = False
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(StoreError, match=r"no access: Unable to locate credentials; set AWS_ACCESS_KEY_ID"):
-        find_object(f"s3://{BUCKET}/files")
+    check(lambda: find_object(f"s3://{BUCKET}/files"), f"no access: Unable to locate credentials{access}")
 
 
 class FailingClient:
     """A library of a store that raises an error when a file is uploaded."""
 
-    def __init__(self, error: BaseException | None) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error, self.calls = error, 0
 
     def _strip_protocol(self, url: str) -> str:
@@ -190,66 +184,51 @@ class FailingClient:
 
     def put_file(self, path: str, place: str) -> None:
         self.calls += 1
-        if isinstance(self.error, RuntimeError):
-            raise self.error from OSError(errno.ENOSPC, "No space left on device")
-        if self.error is not None:
-            raise self.error
+        cause = OSError(errno.ENOSPC, "No space left on device")
+        raise self.error from cause if isinstance(self.error, RuntimeError) else None
 
 
-@pytest.fixture
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FailingClient:
-    found = FailingClient(getattr(request, "param", None))
-    monkeypatch.setattr(stores, "_file_system", lambda url: found)
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> FailingClient:
+    client = FailingClient(error)
+    monkeypatch.setattr(stores, "_file_system", lambda url: client)
     monkeypatch.setenv("VITASCOPE_CACHE", "/full")
-    return found
+    return client
 
 
 @pytest.mark.parametrize(
-    ("client", "line"),
+    ("error", "line"),
     [
-        (
-            OSError(errno.ENOSPC, "No space left on device"),
-            r"/full: No space left on device \(.* MB are free",
-        ),
+        (OSError(errno.ENOSPC, "No space left"), r"/full: No space left \(.* MB are free there\); make room"),
         (
             RuntimeError("a wrapped one"),
             r"/full: No space left on device \(.* MB are free there\); make room",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "/full/a"), "/full/a: Permission denied.*_CACHE"),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "/keys"),
-            "machine fails, not the store: /keys: Perm",
-        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/keys"), "not the store: /keys: Perm"),
         (
             FileNotFoundError(errno.ENOENT, "No such file", "/full/a"),
             "/full/a: No such file.*VITASCOPE_CACHE",
         ),
-        (
-            OSError(errno.EMFILE, "Too many open files"),
-            "machine fails, not the store: Too many.*; start fewer",
-        ),
+        (OSError(errno.EMFILE, "Too many open files"), "not the store: Too many.*; start fewer"),
     ],
-    indirect=["client"],
 )
-def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(client, line) -> None:
+def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(monkeypatch, error, line: str) -> None:
+    client = failing(monkeypatch, error)
     with pytest.raises(StoreError, match=rf"^s3://bucket/a: .*{line}") as caught:
         upload(Path(__file__), "s3://bucket/a")
     assert "does not answer" not in str(caught.value)
     assert client.calls == 1
 
 
-@pytest.mark.parametrize(
-    "client", [PermissionError("Access Denied"), OSError(errno.EBUSY, "x")], indirect=True
-)
-def test_error_of_a_server_that_is_an_oserror_is_one_of_the_store(client: FailingClient) -> None:
-    with pytest.raises(StoreError, match=r"no access|does not answer as it should"):
-        upload(Path(__file__), "s3://bucket/a")
-
-
-@pytest.mark.parametrize("client", [TypeError("not a mapping")], indirect=True)
-def test_answer_that_a_library_does_not_understand_is_one_line(client: FailingClient) -> None:
-    with pytest.raises(StoreError, match="does not answer as it should: not a mapping"):
-        upload(Path(__file__), "s3://bucket/a")
+def test_other_errors_of_a_server_and_of_its_library_are_those_of_the_store(monkeypatch) -> None:
+    for error, line in (
+        (PermissionError("Access Denied"), "no access"),
+        (OSError(errno.EBUSY, "x"), "does not answer as it should"),
+        (TypeError("not a mapping"), "does not answer as it should: not a mapping"),
+    ):
+        failing(monkeypatch, error)
+        with pytest.raises(StoreError, match=line):
+            upload(Path(__file__), "s3://bucket/a")
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,10 +83,14 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {".lock"}
 
 
-def test_download_resumes_at_the_end_of_a_part(server: Server, tmp_path: Path) -> None:
-    part_of(tmp_path).write_bytes(CONTENT[:300_000])
+@pytest.mark.parametrize(
+    ("length", "asked"),
+    [(300_000, ["bytes=300000-"]), (len(CONTENT), []), (len(CONTENT) + 1, [None])],
+)
+def test_download_resumes_at_the_end_of_a_part(server: Server, tmp_path: Path, length: int, asked) -> None:
+    part_of(tmp_path).write_bytes((CONTENT + b"z")[:length])
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-    assert server.asked == ["bytes=300000-"]
+    assert server.asked == asked
 
 
 def test_retries_are_limited_and_the_part_is_kept(server: Server, tmp_path: Path) -> None:
@@ -118,13 +122,6 @@ def test_wrong_content_is_removed_before_it_gets_its_name(server: Server, tmp_pa
     assert left_in(tmp_path) == set()
     server.content = CONTENT
     assert fetch(file, tmp_path).read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("length", [len(CONTENT), len(CONTENT) + 1])
-def test_a_part_that_is_complete_or_longer_is_handled(server: Server, tmp_path: Path, length: int) -> None:
-    part_of(tmp_path).write_bytes((CONTENT + b"z")[:length])
-    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-    assert server.asked == ([] if length == len(CONTENT) else [None])
 
 
 def test_an_endless_answer_is_stopped_at_the_size_of_the_file(server: Server, tmp_path: Path) -> None:
@@ -187,9 +184,8 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
         ("~/x", None, "/home/me/x"),
     ],
 )
-def test_the_environment_sets_the_cache_folder(monkeypatch, own, general, expected) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    for name, value in (("VITASCOPE_CACHE", own), ("XDG_CACHE_HOME", general)):
+def test_the_environment_sets_the_cache_folder(monkeypatch, own, general, expected: str) -> None:
+    for name, value in (("HOME", "/home/me"), ("VITASCOPE_CACHE", own), ("XDG_CACHE_HOME", general)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
