@@ -1,5 +1,3 @@
-"""Augmentation: a function of seed, epoch and index, and the effect of each option."""
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Average precision in bootstrap samples, compared with scikit-learn's, and what its intervals cover."""
-
 import numpy as np
 import pytest
 from hypothesis import given

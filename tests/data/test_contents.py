@@ -1,5 +1,3 @@
-"""The identity of an image's content."""
-
 import tempfile
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Folders and digits: training, validation and test splits, and errors."""
-
 import hashlib
 import os
 import shutil
@@ -43,9 +41,6 @@ def write_file(path: Path) -> None:
 
 def all_sets(splits: Splits) -> list[ImageSet]:
     return [splits.train, splits.val, *([splits.test] if splits.test is not None else [])]
-
-
-# --- folders
 
 
 def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path) -> None:
@@ -147,9 +142,6 @@ def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: P
         open_data(str(tmp_path))
 
 
-# --- errors
-
-
 def test_names_are_suggested_for_a_name_alone_and_other_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"digit: no such folder; nearest: digits$"):
         open_data("digit")
@@ -223,9 +215,6 @@ def test_folder_without_images_is_rejected(tmp_path: Path) -> None:
                 open_data(str(tmp_path), labelled=labelled)
 
 
-# --- for evaluation
-
-
 def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(tmp_path: Path) -> None:
     write_tree(tmp_path / "val", {"cat": 2, "dog": 2})
     found = open_for_evaluation(str(tmp_path), ("zebra", "dog", "horse", "cat"))
@@ -237,18 +226,12 @@ def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(tmp_p
     assert len(open_for_evaluation(str(tmp_path / "val"), ("cat", "dog"))) == 4
 
 
-# --- digits
-
-
 def test_the_seed_changes_the_validation_digits_but_not_the_test_digits() -> None:
     first, other = open_data("digits", seed=0), open_data("digits", seed=1)
     np.testing.assert_array_equal(np.stack(first.measured.sources), np.stack(other.measured.sources))
     assert not np.array_equal(np.stack(first.val.sources), np.stack(other.val.sources))
     assert first.channels == 1
     assert first.train.class_names == tuple("0123456789")
-
-
-# --- sizes
 
 
 def test_sizes_are_those_of_images_spread_over_the_set() -> None:
@@ -320,9 +303,6 @@ def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> Non
     assert other.test is not None
     assert one.test.sources == other.test.sources
     assert one.train.sources == other.train.sources
-
-
-# --- the same for every format
 
 
 class Listed(DataFormat):

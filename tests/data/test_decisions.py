@@ -1,5 +1,3 @@
-"""Decisions on images: their file, and the data after them."""
-
 import csv
 import re
 import shutil

@@ -1,5 +1,3 @@
-"""Copies and near-duplicates."""
-
 from __future__ import annotations
 
 import functools

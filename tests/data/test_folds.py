@@ -1,5 +1,3 @@
-"""Folds hold every class and divide no group."""
-
 import shutil
 import warnings
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""DataFrames as a table of JSON lines."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Measures of several classes per image, compared with scikit-learn's, and what their intervals cover."""
-
 import warnings
 from itertools import combinations, permutations
 

@@ -1,5 +1,3 @@
-"""The files of a folder: every function finds the same ones, also behind links and while files vanish."""
-
 import contextlib
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""Batches: every image once per epoch, in a reproducible order, the same from memory and from files."""
-
 import dataclasses
 import itertools
 from pathlib import Path
@@ -164,9 +162,6 @@ def test_only_streamed_training_images_are_cropped(images: ImageSet) -> None:
     assert_same(list(plain.epoch()), list(Loader(images, FIT, 13, workers=0).epoch()))
 
 
-# Balanced sampling
-
-
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
     return read_tree(write_tree(tmp_path_factory.mktemp("uneven"), {"cat": 11, "dog": 2}, size=(30, 40)))
@@ -293,9 +288,6 @@ def test_batch_is_split_at_even_places_into_parts_with_images(images, count, par
     assert {part.planned for part in split} == {20}
 
 
-# Repeated augmentation
-
-
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
 @pytest.mark.parametrize("batch_size", [6, 5])
 def test_repeats_are_copies_of_an_image_in_one_batch(images, batch_size, memory_budget) -> None:
@@ -375,9 +367,6 @@ def test_a_large_split_has_batches_and_order() -> None:
     loader = Loader(many, FIT, 256, seed=0, workers=0, memory_budget=0)
     assert loader.batches_per_epoch == 5079
     np.testing.assert_array_equal(loader._order(3), epoch_order(0, 3, 1_300_000))
-
-
-# Larger splits, whose images are kept once they have been read
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""One reading of every picture."""
-
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,3 @@
-"""Measures of predictions, compared with loops and other formulas."""
-
 import re
 from collections import Counter
 

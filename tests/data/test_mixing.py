@@ -1,5 +1,3 @@
-"""Mixup and CutMix: one choice per step, the same in every slice, in the proportion of the targets."""
-
 import numpy as np
 import pytest
 import torch

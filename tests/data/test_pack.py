@@ -1,5 +1,3 @@
-"""Packing: images are kept byte for byte, shards are reproducible, and failures leave nothing."""
-
 import errno
 import hashlib
 import io
@@ -131,9 +129,6 @@ def test_picture_without_a_suffix_gets_that_of_its_format(tmp_path, monkeypatch,
     assert names == ["00000000.cls", f"00000000.{suffix}", "00000001.cls", f"00000001.{suffix}"]
 
 
-# --- smaller pictures
-
-
 def test_larger_pictures_are_resized_by_their_shorter_side_and_others_kept(tmp_path: Path) -> None:
     root = tmp_path / "pictures"
     small = write_picture(root / "train" / "cat" / "small.png", size=(10, 40))
@@ -172,9 +167,6 @@ def test_unreadable_images_of_a_pack_are_left_out_and_named(tmp_path: Path) -> N
     assert reason.startswith(f"{broken}: cannot be read")
     assert len(splits_of(Shards(), str(tmp_path / "shards"), seed=0).train) == 19
     assert not pack(data, tmp_path / "as they are").unreadable  # nothing is decoded, every byte is kept
-
-
-# --- errors
 
 
 def test_too_many_unreadable_images_are_rejected_and_nothing_is_left(tmp_path: Path) -> None:
@@ -222,9 +214,6 @@ def test_sizes_below_one_and_splits_without_a_readable_image_are_rejected(tmp_pa
     (write_tree(tmp_path / "pictures" / "val", {"cat": 1}) / "cat" / "000.png").write_bytes(b"text")
     with pytest.raises(UserError, match=r"none of 1 image of the val set can be read: .*000\.png"):
         pack(str(tmp_path / "pictures"), tmp_path / "shards", image_size=8)
-
-
-# --- the command
 
 
 def test_the_command_prints_its_files_and_how_to_train_on_them(tmp_path: Path, capsys) -> None:

@@ -1,5 +1,3 @@
-"""RandAugment: the operations equal PIL's at every level and are drawn per image."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Randomness as a function of counters."""
-
 import numpy as np
 import pytest
 from hypothesis import given

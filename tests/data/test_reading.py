@@ -1,5 +1,3 @@
-"""Reading ahead: reproducible crops, and processes that neither hang nor outlive their parent."""
-
 import dataclasses
 import io
 import multiprocessing.util
@@ -253,9 +251,6 @@ def test_each_pass_over_a_pool_reads_each_image_once(tmp_path: Path) -> None:
         expected = [reader(int(index), epoch) for index in order]
         np.testing.assert_array_equal(np.concatenate(read), np.stack(expected))
     pool.close()
-
-
-# The faults of a job
 
 
 def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:

@@ -1,5 +1,3 @@
-"""The record of a split: images are found by name and content after any change of the folder."""
-
 import dataclasses
 import gzip
 import json

@@ -1,5 +1,3 @@
-"""A share of images is drawn without dividing sets, near to the share of the whole and of each class."""
-
 import dataclasses
 
 import numpy as np

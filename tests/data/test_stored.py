@@ -1,5 +1,3 @@
-"""DATA in a store: the same images, labels and names as on the disk, and one line for what is not read."""
-
 import shutil
 from pathlib import Path
 

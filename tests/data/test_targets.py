@@ -1,5 +1,3 @@
-"""Targets: counts, subsets, other lists of classes, shares of classes, and their form in files."""
-
 import json
 
 import numpy as np

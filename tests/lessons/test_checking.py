@@ -1,5 +1,3 @@
-"""Wrong answers get the hint that names their fault: mutants of our own answers, and errors in a file."""
-
 import os
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The files of the exercises, and the place of their functions in the model."""
-
 import ast
 import errno
 import math

@@ -1,5 +1,3 @@
-"""A reader's file that stops, ends Python or changes torch gets its hint, and the others are checked."""
-
 import ast
 import faulthandler
 import os

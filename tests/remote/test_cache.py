@@ -1,5 +1,3 @@
-"""The cache of remote data: bytes as in the store, bounded, whole files, one fetch for all processes."""
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

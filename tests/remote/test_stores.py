@@ -1,5 +1,3 @@
-"""Stores: listings, reads of one version, and one line for every fault."""
-
 import errno
 import itertools
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""The cache of features: whole entries only, several processes, and a bound."""
-
 import json
 import logging
 import os
@@ -113,9 +111,6 @@ def test_features_wait_in_memory_until_there_are_enough_or_time_has_passed(folde
     assert_has([1, 2, 3, 4])
 
 
-# --- whole or absent
-
-
 def test_a_shortened_file_is_not_read(folder: Path) -> None:
     keep([1, 2, 3])
     keep([4])
@@ -189,9 +184,6 @@ def test_several_processes_write_the_same_key(folder: Path) -> None:
     assert [ending(child) for child in children] == [0, 0, 0]
     assert_has(list(range(25)))
     assert len(chunks(folder)) == 36
-
-
-# --- the bound
 
 
 def test_keys_that_were_used_longest_ago_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

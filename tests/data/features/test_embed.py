@@ -1,5 +1,3 @@
-"""`embed`: features of any data, in memory and in files."""
-
 import dataclasses
 import json
 import os

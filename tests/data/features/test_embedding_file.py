@@ -1,5 +1,3 @@
-"""Files of features in three formats: written in parts, read back, damaged."""
-
 import json
 import os
 import zipfile

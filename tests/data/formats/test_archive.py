@@ -1,5 +1,3 @@
-"""Archives of folders: complete unpacking, once, and rejection of dangerous archives."""
-
 import bz2
 import functools
 import gzip
@@ -77,9 +75,6 @@ def check_rejected(path: Path, cache: Path, match: str) -> None:
     assert {p for p in cache.parent.parent.rglob("*") if not p.is_relative_to(cache.parent)} == before
 
 
-# --- unpacking
-
-
 def test_neither_a_single_train_folder_nor_files_of_other_systems_wrap(tmp_path: Path) -> None:
     write_tree(tmp_path / "source" / "train", {"cat": 10, "dog": 10})
     splits = open_data(str(pack(tmp_path / "pets.tar", tmp_path / "source")))
@@ -124,8 +119,6 @@ def test_permissions_and_owners_of_members_are_ignored(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) & 0o7133 == 0
         assert path.stat().st_uid == os.getuid()
 
-
-# --- rejected archives
 
 HOSTILE_NAMES = {
     **dict.fromkeys(("../evil.png", "cat/../../evil.png", "cat/..", "..\\evil.png"), "leads outside"),
@@ -212,9 +205,6 @@ def test_an_archive_larger_than_the_free_space_is_rejected(tmp_path: Path, cache
         tar_of(tmp_path / "a.tar", entry("a/1", noise), entry("a/2", noise)), cache, "VITASCOPE_CACHE"
     )
     check_rejected(zip_of(tmp_path / "a.zip", ("a/1", noise), ("a/2", noise)), cache, "has room for 0.0 GB")
-
-
-# --- damage
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.bz2", ".tar.xz", ".zip"])

@@ -1,5 +1,3 @@
-"""CIFAR in its four published forms, packed and unpacked, and files that only look like it."""
-
 import os
 import pickle
 import tarfile
@@ -99,9 +97,6 @@ def assert_splits(splits: Splits, classes: int) -> None:
     assert splits.train.class_names == tuple(NAMES[classes])
     assert set(class_counts(splits.val).values()) == {1}
     assert splits.train.labels.dtype == np.int64
-
-
-# --- damage
 
 
 def test_missing_file_is_named_and_a_link_is_not_followed(tmp_path: Path) -> None:

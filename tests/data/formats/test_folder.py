@@ -1,5 +1,3 @@
-"""The images of a folder, listed one at a time: the same as those that are read at once, in their order."""
-
 import os
 import random
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Every format keeps the promises of formats."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Hugging Face data sets: on disk, as parquet, and requests to the hub, without a network."""
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,9 +62,6 @@ def saved(tmp_path: Path, data: Any) -> str:
     return str(tmp_path / "saved")
 
 
-# --- reading
-
-
 def test_pictures_in_separate_files_are_read(tmp_path: Path, library: Any) -> None:
     path = write_picture(tmp_path / "a.png")
     types = library.Features({"image": library.Image(), "label": library.ClassLabel(names=["cat", "dog"])})
@@ -98,9 +93,6 @@ def test_words_and_numbers_in_a_column_of_a_usual_name_are_classes(tmp_path, lib
         data = saved(tmp_path / kind, table(library, values, column, types={column: library.Value(kind)}))
         images = sets_of(HubDataset(), data)["all"]
         assert (images.class_names, images.labels.tolist()) == (names, [1, 0, 1])
-
-
-# --- errors
 
 
 def test_several_and_missing_columns_are_named(tmp_path: Path, library: Any) -> None:
@@ -155,9 +147,6 @@ def test_damaged_tables_are_one_line(tmp_path: Path, library: Any) -> None:
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match="parquet and arrow files beside each other"):
         splits_of(HubDataset(), str(tmp_path), seed=0)
-
-
-# --- the hub
 
 
 @pytest.mark.parametrize(("data", "revision"), [("owner/name", None), ("owner/name@v1.0", "v1.0")])

@@ -1,5 +1,3 @@
-"""IDX files under all usual names, and wrong headers."""
-
 import gzip
 import struct
 import tracemalloc

@@ -1,5 +1,3 @@
-"""Downloads from a local server: complete, in parts, wrong and failing."""
-
 import dataclasses
 import hashlib
 import http.client
@@ -170,9 +168,6 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
         thread.join()
     assert results == [CONTENT] * 4
     assert server.asked == [None]
-
-
-# --- names and places
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Tar shards: their images and labels, the order of an epoch, and errors."""
-
 import hashlib
 import io
 import json
@@ -42,9 +40,6 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-# --- order
-
-
 @law
 @given(
     counts=st.lists(st.integers(0, 30), max_size=12),
@@ -77,9 +72,6 @@ def test_streams_share_no_shard_and_keep_theirs_in_every_epoch(counts, epochs, s
         dealt.append([set(shard[order].tolist()) for order in orders])
     assert dealt[0] == dealt[1]
     assert sum(map(len, dealt[0])) == sum(count > 0 for count in counts)
-
-
-# --- reading
 
 
 def test_pictures_and_labels_of_foreign_shards_are_read_in_their_order(tmp_path: Path) -> None:
@@ -172,9 +164,6 @@ def test_a_label_of_minus_one_is_none_but_beside_one_alone(tmp_path: Path) -> No
     assert sets_of(Shards(), tmp_path / "b")["all"].truth.names() == [("-1",), ("1",), ("-1",)]
 
 
-# --- errors
-
-
 @pytest.mark.parametrize(
     ("members", "message"),
     [
@@ -229,9 +218,6 @@ def test_class_names_are_the_lines_of_classes_txt(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
     with pytest.raises(UserError, match="label 2 in the all images, with 2 class names"):
         sets_of(Shards(), tmp_path)
-
-
-# --- the index
 
 
 def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Tables of images: every form of file, the columns, the labels, the splits, and bad input."""
-
 import csv
 import itertools
 import json
@@ -91,9 +89,6 @@ def assert_like_the_folder(splits: Splits, root: Path) -> None:
         assert images.targets == folder.parts[name].targets
 
 
-# --- forms of files
-
-
 @pytest.mark.parametrize(
     ("encoding", "suffix", "delimiter"),
     [("utf-8", "csv", ","), ("utf-8-sig", "csv", ";"), ("utf-8", "csv", "\t"), ("utf-8-sig", "tsv", "\t")],
@@ -170,9 +165,6 @@ def test_parquet_with_pictures_names_the_folder_that_is_read(tmp_path: Path) -> 
         open_data(str(tmp_path / "a.parquet"))
 
 
-# --- columns
-
-
 @pytest.mark.parametrize(
     ("image", "label"),
     [("Image", "class"), ("FILE", "Category"), ("filename", "target"), ("image_path", "LABELS")],
@@ -213,9 +205,6 @@ def test_tables_without_images_or_labels_and_options_of_tables_for_other_data_ar
     assert_refused(photos, rows, "no labelled images.*unused: b; name")
     with pytest.raises(UserError, match=r"labels is about a table, and .*photos is none"):
         open_data(str(photos / "photos"), table=TableOptions(labels="one"))
-
-
-# --- paths of images
 
 
 def test_paths_are_relative_to_another_folder(photos: Path, tmp_path: Path) -> None:
@@ -290,9 +279,6 @@ def test_repeated_images_count_once_unless_they_differ(photos: Path) -> None:
     assert_refused(
         photos, [*rows, other], "is in several rows, with different classes: '.*' and 'fox' in rows 4 and 23"
     )
-
-
-# --- labels
 
 
 def several(splits: Splits) -> dict[str, int]:
@@ -422,9 +408,6 @@ def test_labels_that_cannot_be_learned_are_refused(photos: Path, label, line: st
     assert_refused(photos, labelled(photos, label), line)
 
 
-# --- splits and groups
-
-
 def test_given_splits_are_kept_but_for_test_images_with_secret_labels(photos: Path) -> None:
     names = ["Train", "training_set", "TRAIN", "valid", "test", ""]
     rows = labelled(photos, lambda n, name: name, split=lambda n: names[n // 2 % 6])
@@ -457,9 +440,6 @@ def test_groups_are_in_one_part(photos: Path) -> None:
     rows = [row | {"split": ("train", "val")[n % 8 == 0]} for n, row in enumerate(rows)]
     line = r"patient: 3 of 5 groups are in several splits: p0 \(1 val, 3 train\), p2 \(.*columns split=$"
     assert_refused(photos, rows, line, columns=("group=patient",))
-
-
-# --- other functions
 
 
 def test_a_path_in_another_unicode_form_names_the_file(tmp_path: Path) -> None:

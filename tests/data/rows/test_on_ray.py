@@ -1,5 +1,3 @@
-"""Bulk work on Ray: what it is given, what is wrong in one line, and once the whole with a killed worker."""
-
 import contextlib
 import dataclasses
 import json

@@ -1,5 +1,3 @@
-"""Jobs in parts: the list of images is whole or rejected, and so are results, whatever dies or stops."""
-
 import errno
 import logging
 import os
