@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.data import splits_of, write_tar
-from vitascope.data.datasets import class_counts, open_data
+from vitascope.data.datasets import open_data
 from vitascope.data.formats import cifar
 from vitascope.data.formats.cifar import Cifar, read_pickle
-from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 
 FOLDERS = {
@@ -71,32 +70,12 @@ def packed_cifar(path: Path, files: dict[str, bytes], *, below: str = "cifar/", 
     return write_tar(path, {below + name: content for name, content in files.items()}, mode, **fastest)
 
 
-def pictures(images: ImageSet) -> dict[bytes, str]:
-    """Class by pixels, channels last."""
-    return {
-        np.asarray(source).tobytes(): images.class_names[label]
-        for source, label in zip(images.sources, images.labels, strict=True)
-    }
-
-
 def expected(classes: int, seeds: range) -> dict[bytes, str]:
     found = {}
     for seed in seeds:
         for pixels, label in zip(*batch(classes, 1 if classes == 10 else 2, seed), strict=True):
             found[pixels.reshape(3, 32, 32).transpose(1, 2, 0).tobytes()] = NAMES[classes][label]
     return found
-
-
-def assert_splits(splits: Splits, classes: int) -> None:
-    train_seeds = range(5) if classes == 10 else range(1)
-    assert splits.test is not None
-    assert splits.channels == 3
-    assert pictures(splits.train) | pictures(splits.val) == expected(classes, train_seeds)
-    assert not pictures(splits.train).keys() & pictures(splits.val).keys()
-    assert pictures(splits.test) == expected(classes, range(train_seeds.stop, train_seeds.stop + 1))
-    assert splits.train.class_names == tuple(NAMES[classes])
-    assert set(class_counts(splits.val).values()) == {1}
-    assert splits.train.labels.dtype == np.int64
 
 
 def test_missing_file_is_named_and_a_link_is_not_followed(tmp_path: Path) -> None:
