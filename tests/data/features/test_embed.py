@@ -125,6 +125,12 @@ def test_classes_whose_names_are_no_utf8_are_targets_too(tmp_path: Path, suffix:
     found = embed(small_model(), tmp_path / "photos", out=tmp_path / f"f{suffix}" if suffix else None, **HERE)
     assert found.made["class_names"] == [r"caf\udcff", "dog"]
     assert found.targets.labels.tolist() == [0, 0, 1, 1]
+    write_picture(tmp_path / "photos" / "loose.png", seed=9)
+    partly = embed(small_model(), tmp_path / "photos", **HERE)
+    assert partly.labels.tolist().count("") == 1
+    with pytest.raises(UserError, match="1 of 5 images have no label"):
+        _ = partly.targets
+    assert partly.subset(partly.labels != "").targets.labels.tolist() == [0, 0, 1, 1]
 
 
 def test_unreadable_images_are_left_out_and_named(photos: Path, tmp_path: Path, monkeypatch) -> None:
@@ -141,55 +147,42 @@ def test_unreadable_images_are_left_out_and_named(photos: Path, tmp_path: Path, 
         embed(small_model(), "broken.png", **HERE)
 
 
-def test_more_features_than_fit_into_memory_are_refused_with_the_numbers(
+def test_features_that_fit_neither_into_memory_nor_on_the_disk_are_refused(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MEMORY_GB", 5e-7)
-    with pytest.raises(
-        UserError, match=r"9 features of 16 numbers take 0\.0 GB, and at most 5e-07 GB .*: set out"
-    ):
-        embed(small_model(), photos, **HERE)
-    assert len(embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)) == 9
-
-
-def test_features_are_cached_when_their_file_cannot_be_written(photos: Path, tmp_path, monkeypatch) -> None:
     def full(path: Path, size: int) -> None:
         raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as small:
+        small.setattr(module, "MEMORY_GB", 5e-7)
+        with pytest.raises(UserError, match=r"9 features of 16 .* 0\.0 GB, and at most 5e-07 GB .*: set out"):
+            embed(small_model(), photos, **HERE)
+        assert len(embed(small_model(seed=1), photos, out=tmp_path / "f.npy", **HERE)) == 9
     with monkeypatch.context() as disk:
         disk.setattr("vitascope.data.features.embedding_file.check_room", full)
         with pytest.raises(UserError, match=r"No space left .*the features in the cache are kept") as failure:
-            embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)
+            embed(small_model(), photos, out=tmp_path / "g.npy", **HERE)
     assert embed(small_model(), photos, **HERE).computed == 0
     assert failure.value is not None  # its traceback has held the frames of the failed call until here
 
 
-def test_model_is_left_as_it_was(photos: Path) -> None:
+def test_model_is_left_as_it_was_and_features_of_another_are_rejected(photos: Path, tmp_path: Path) -> None:
     model = small_model().double().train()
     embed(model, photos, **HERE)
     assert model.training
     assert next(model.parameters()).dtype == torch.float64
-
-
-def test_model_and_data_exchanged_are_one_line(photos: Path, tmp_path: Path) -> None:
-    save_pretrained(small_model(), tmp_path / "model")
-    for data in (tmp_path / "model", tmp_path / "model" / "model.safetensors"):
-        with pytest.raises(
-            UserError, match="is a model, and no images: the model comes first, then the data"
-        ):
-            embed(photos, data, **HERE)
-    assert len(embed(tmp_path / "model", photos, **HERE)) == 9
-
-
-def test_features_of_another_body_are_rejected_with_both_names(photos: Path, tmp_path: Path) -> None:
-    save_pretrained(small_model(), tmp_path / "one")
-    save_pretrained(small_model(seed=1), tmp_path / "two")
+    for name, seed in (("one", 0), ("two", 1)):
+        save_pretrained(small_model(seed=seed), tmp_path / name)
     found = embed(tmp_path / "one", photos, **HERE)
+    assert len(found) == 9
     found.check_model(tmp_path / "one")
     found.check_model(small_model(num_classes=3))
     found.check_model(TorchEngine(small_model(), device="cpu"))
     with pytest.raises(UserError, match=r"these features are of one \(\w{12}\), not of two \(\w{12}\)"):
         found.check_model(tmp_path / "two")
+    for data in (tmp_path / "one", tmp_path / "one" / "model.safetensors"):
+        with pytest.raises(UserError, match="the model comes first, then the data"):
+            embed(photos, data, **HERE)
 
 
 def test_exported_features_are_embedded_and_cached_like_those_of_the_model(photos: Path, tmp_path) -> None:
@@ -209,16 +202,6 @@ def test_exported_features_are_embedded_and_cached_like_those_of_the_model(photo
     (tmp_path / "photo.png").write_bytes(b"broken")
     with pytest.raises(UserError):
         embed(body, tmp_path / "photo.png", compute=Compute(workers=0))
-
-
-def test_targets_of_partly_labelled_images_are_rejected(tmp_path: Path) -> None:
-    write_tree(tmp_path / "photos", {"cat": 2, "dog": 2})
-    write_picture(tmp_path / "photos" / "loose.png", seed=9)
-    found = embed(small_model(), tmp_path / "photos", **HERE)
-    assert found.labels.tolist().count("") == 1
-    with pytest.raises(UserError, match="1 of 5 images have no label"):
-        _ = found.targets
-    assert found.subset(found.labels != "").targets.labels.tolist() == [0, 0, 1, 1]
 
 
 def test_impossible_requests_and_files_of_another_making_are_rejected(photos: Path, tmp_path: Path) -> None:
