@@ -27,21 +27,16 @@ def linked(tmp_path: Path) -> Path:
     return root
 
 
-def test_linked_class_folders_are_found_again(linked: Path) -> None:
+def test_every_function_finds_the_same_files_behind_links(linked: Path) -> None:
     splits = open_data(str(linked))
-    found = restore(record_of(splits), read_data(str(linked)), ("train", "val", "test"))
-    assert (found.complete, found.note()) == (True, "")
-    assert found.as_recorded().train.sources == splits.train.sources
+    restored = restore(record_of(splits), read_data(str(linked)), ("train", "val", "test"))
+    assert (restored.complete, restored.note()) == (True, "")
+    assert restored.as_recorded().train.sources == splits.train.sources
     assert sum(map(len, splits.parts.values())) == 24
-
-
-def test_every_function_finds_the_same_files(linked: Path) -> None:
-    shelf = write_tree(linked.parent / "shelf", {"old": 2})
-    (linked / "dog" / "more").symlink_to(shelf)
+    (linked / "dog" / "more").symlink_to(write_tree(linked.parent / "shelf", {"old": 2}))
     expected = image_files(linked)
     assert len(expected) == 26
-    assert read_tree(linked).sources == expected
-    assert read_data(str(linked)).sets[0].sources == expected
+    assert read_tree(linked).sources == read_data(str(linked)).sets[0].sources == expected
     assert open_pictures(str(linked)) == expected
     assert sorted(map(Path, find_images(linked))) == expected
     assert not [line for line in described(open_data(str(linked))) if "unused" in line]

@@ -112,28 +112,26 @@ def test_crops_are_taken_from_the_upright_picture() -> None:
     np.testing.assert_array_equal(found, fit.cropped(lying, lambda *size: (0, 0, 80, 60)))
 
 
-@pytest.mark.parametrize(("side", "decoded"), [(60, 1600), (68, 800), (132, 400), (400, 200)])
-def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(side, decoded, monkeypatch) -> None:
-    content = encoded(smooth(1200, 1600), "JPEG", quality=95)
-    sizes = []
+def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    content, square = encoded(smooth(1200, 1600), "JPEG", quality=95), Preprocess(image_size=(16, 16))
+    opened = Image.open(io.BytesIO(content))
+    widths: list[int] = []
     for name in ("crop", "resize"):  # in training, in evaluation
         step = getattr(Image.Image, name)
         monkeypatch.setattr(
             Image.Image,
             name,
-            lambda self, *a, step=step, **k: sizes.append(self.width) or step(self, *a, **k),
+            lambda self, *a, step=step, **k: widths.append(self.width) or step(self, *a, **k),
         )
-    square = Preprocess(image_size=(16, 16))
-    box = (160.0, 120.0, 160.0 + side, 120.0 + side)
-    found = square.cropped(content, lambda *size: box)
-    assert sizes == [decoded]
-    # An image that is already open is decoded in full.
-    whole = square.cropped(Image.open(io.BytesIO(content)), lambda *size: box)
-    assert sizes == [decoded, 1600]
-    assert np.abs(found.astype(int) - whole).mean() < 2
-    evaluated = square.pixels(content)
-    assert sizes == [decoded, 1600, 1600]
-    np.testing.assert_array_equal(evaluated, square.pixels(Image.open(io.BytesIO(content))))
+    for side, decoded in ((60, 1600), (68, 800), (132, 400), (400, 200)):
+        widths.clear()
+        box = (160.0, 120.0, 160.0 + side, 120.0 + side)
+        found = square.cropped(content, lambda *size, box=box: box)
+        whole = square.cropped(opened, lambda *size, box=box: box)  # an open image is decoded in full
+        assert widths == [decoded, 1600]
+        assert np.abs(found.astype(int) - whole).mean() < 2
+    np.testing.assert_array_equal(square.pixels(content), square.pixels(opened))
+    assert widths[2:] == [1600, 1600]
 
 
 def test_broken_picture_is_named_when_it_is_cropped(tmp_path: Path) -> None:
@@ -160,25 +158,20 @@ class Fatal(ImageReader):
         return super().__call__(index, epoch)
 
 
-def test_a_killed_process_is_one_clear_error() -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signal.SIGKILL).fill, FIT, 3, workers=2)
-    with pytest.raises(UserError, match=r"killed by SIGKILL.*memory.*workers \(now 2\).*batch size"):
-        list(pool.read(BATCHES))
-    pool.close()
+def test_a_killed_process_and_a_user_s_error_are_one_clear_error_of_the_pool() -> None:
+    killed = r"killed by SIGKILL.*memory.*workers \(now 2\).*batch size"
+    for signum, message in ((signal.SIGKILL, killed), (0, "no picture is of this kind")):
+        pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
+        with pytest.raises(UserError, match=message):
+            list(pool.read(BATCHES))
+        pool.close()
 
 
-def test_user_errors_of_a_process_are_raised_by_the_pool() -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT).fill, FIT, 3, workers=2)
-    with pytest.raises(UserError, match="no picture is of this kind"):
-        list(pool.read(BATCHES))
-    pool.close()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_processes_ignore_stop_signals_to_their_group(signum: signal.Signals) -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
-    assert [len(pixels) for _, pixels, _ in pool.read(BATCHES)] == [3, 3, 2]
-    pool.close()
+def test_processes_ignore_stop_signals_to_their_group() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
+        assert [len(pixels) for _, pixels, _ in pool.read(BATCHES)] == [3, 3, 2]
+        pool.close()
 
 
 def test_a_process_that_is_starting_ignores_stop_signals_too() -> None:

@@ -87,20 +87,6 @@ def test_deleted_images_do_not_change_the_split_of_others(photos: Path) -> None:
         read_image(whole.sources[0])
 
 
-def test_a_renamed_image_is_found_by_content_with_the_class_of_its_new_folder(photos: Path) -> None:
-    record = recorded(photos)
-    first, *others = part_of(record, "test", photos)
-    assert first.parent.name == "cat"
-    first.rename(photos / "dog" / "zz.png")
-    found = again(record, photos, ("test",))
-    assert found.note() == "1 renamed (1 test)"
-    assert not found.complete
-    present = found.present("test", ("cat", "dog"))
-    assert present.sources == [photos / "dog" / "zz.png", *others]
-    assert present.class_names[present.labels[0]] == "dog"
-    assert found.as_recorded().measured.labels[0] == 0  # as it was
-
-
 def test_an_image_in_another_unicode_form_of_its_name_is_the_same(tmp_path: Path) -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
     photos = write_tree(tmp_path / "photos", {decomposed: 12, "dog": 12})
@@ -124,13 +110,19 @@ def test_images_without_a_label_or_a_split_are_not_new(tmp_path: Path) -> None:
     assert again(record, tmp_path / "labels.csv").note() == ""
 
 
-def test_a_changed_image_is_left_out(photos: Path) -> None:
+def test_changed_images_and_training_images_with_the_name_of_a_test_image_are_left_out(photos: Path) -> None:
     record = recorded(photos)
-    changed = part_of(record, "test", photos)[1]
+    kept, changed = part_of(record, "test", photos)
     write_picture(changed, seed=999)
     found = again(record, photos, ("test",))
     assert found.counts() == {"missing": 0, "changed": 1, "renamed": 0, "new": 0}
-    assert changed not in found.present("test", ("cat", "dog")).sources
+    assert found.present("test", ("cat", "dog")).sources == [kept]
+    part_of(record, "train", photos)[0].replace(changed)
+    assert again(record, photos, ("test",)).present("test", ("cat", "dog")).sources == [kept]
+    for path in (kept, changed):
+        path.unlink()
+    with pytest.raises(UserError, match=r"none of the 2 test images .* missing \(1 train, 2 test\)"):
+        again(record, photos).present("test", ("cat", "dog"))
 
 
 def test_images_that_could_not_be_read_are_not_taken_for_one_another(photos: Path, monkeypatch) -> None:
@@ -145,13 +137,6 @@ def test_images_that_could_not_be_read_are_not_taken_for_one_another(photos: Pat
     assert again(record, photos).counts() == {"missing": 1, "changed": 0, "renamed": 0, "new": 1}
 
 
-def test_a_training_image_with_the_name_of_a_test_image_is_not_evaluated(photos: Path) -> None:
-    record = recorded(photos)
-    train, test = part_of(record, "train", photos)[0], part_of(record, "test", photos)[0]
-    train.replace(test)
-    assert test not in again(record, photos, ("test",)).present("test", ("cat", "dog")).sources
-
-
 def test_training_images_that_move_into_the_test_folder_stay_training_images(tmp_path: Path) -> None:
     for split, count in (("train", 8), ("test", 3)):
         write_tree(tmp_path / split, {"cat": count, "dog": count}, size=(8 + count, 8))
@@ -163,14 +148,6 @@ def test_training_images_that_move_into_the_test_folder_stay_training_images(tmp
     assert found.present("test", ("cat", "dog")).sources == part_of(record, "test", tmp_path)
     shutil.rmtree(tmp_path / "train")  # for example, to save room
     assert len(again(record, tmp_path, ("test",)).present("test", ("cat", "dog"))) == 6
-
-
-def test_a_split_without_any_remaining_image_is_an_error(photos: Path) -> None:
-    record = recorded(photos)
-    for path in part_of(record, "test", photos):
-        path.unlink()
-    with pytest.raises(UserError, match=r"none of the 2 test images .* 2 missing \(2 test\)"):
-        again(record, photos).present("test", ("cat", "dog"))
 
 
 def test_training_images_are_recognized_by_content_in_any_form(photos: Path, tmp_path: Path) -> None:
@@ -233,13 +210,20 @@ def test_unlabelled_images_are_recorded_without_labels(photos: Path, tmp_path: P
     assert found.present("val", ()).sources == splits.val.sources
 
 
-def test_an_image_that_left_its_class_folder_keeps_its_recorded_class(photos: Path) -> None:
+def test_a_renamed_image_is_found_by_content_with_the_class_of_its_new_folder(photos: Path) -> None:
     record = recorded(photos)
-    first = part_of(record, "test", photos)[0]
-    first.rename(photos / "loose.png")
+    first, *others = part_of(record, "test", photos)
+    assert first.parent.name == "cat"
+    renamed = first.rename(photos / "dog" / "zz.png")
+    found = again(record, photos, ("test",))
+    assert (found.complete, found.note()) == (False, "1 renamed (1 test)")
+    present = found.present("test", ("cat", "dog"))
+    assert present.sources == [renamed, *others]
+    assert present.truth.names()[0] == ("dog",)
+    assert found.as_recorded().measured.labels[0] == 0  # as it was
+    loose = renamed.rename(photos / "loose.png")
     present = again(record, photos, ("test",)).present("test", ("cat", "dog"))
-    assert present.sources[0] == photos / "loose.png"
-    assert present.truth.names()[0] == (first.parent.name,)
+    assert (present.sources[0], present.truth.names()[0]) == (loose, ("cat",))  # as recorded
 
 
 def test_changed_labels_of_a_table_are_noted_and_those_of_the_record_stay(tmp_path: Path) -> None:
