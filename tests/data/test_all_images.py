@@ -1,5 +1,3 @@
-"""All images of data, with their names, labels and splits."""
-
 from pathlib import Path
 
 import numpy as np

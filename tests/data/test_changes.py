@@ -1,5 +1,3 @@
-"""Changes of a batch: in turn, each with its own arrays, which go to a GPU in one copy."""
-
 from typing import Any
 
 import numpy as np

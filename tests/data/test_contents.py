@@ -1,5 +1,3 @@
-"""The identity of an image's content."""
-
 import tempfile
 from pathlib import Path
 
@@ -54,9 +52,7 @@ def test_large_pictures_that_differ_in_a_spot_are_no_copies(tmp_path: Path) -> N
     assert len(np.unique(contents)) == 20
 
 
-def test_copies_are_found_by_their_first_image_but_not_among_unreadable_or_empty_files(
-    tmp_path: Path,
-) -> None:
+def test_copies_are_found_by_their_first_image_but_not_among_unreadable_or_empty_files(tmp_path) -> None:
     sources = []
     for number, content in enumerate((b"one", b"two", b"one", b"", b"", b"two", b"one")):
         (tmp_path / f"{number}.png").write_bytes(content)

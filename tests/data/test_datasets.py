@@ -1,5 +1,3 @@
-"""Folders and digits: training, validation and test splits, and errors."""
-
 import hashlib
 import os
 import shutil
@@ -45,9 +43,6 @@ def all_sets(splits: Splits) -> list[ImageSet]:
     return [splits.train, splits.val, *([splits.test] if splits.test is not None else [])]
 
 
-# --- folders
-
-
 def test_without_val_a_tenth_of_each_class_of_train_is_validation(tmp_path: Path) -> None:
     write_tree(tmp_path / "train", {"cat": 20, "dog": 30})
     write_tree(tmp_path / "test", {"cat": 2, "dog": 3})
@@ -70,14 +65,6 @@ def test_one_tree_is_split_by_class_without_overlap_or_loss(tmp_path: Path) -> N
     assert sorted(everything) == sorted(tmp_path.rglob("*.png"))  # all, and none twice
 
 
-def test_split_of_a_tree_depends_only_on_the_seed(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat": 20, "dog": 30})
-    first, again, other = (open_data(str(tmp_path), seed=seed) for seed in (3, 3, 4))
-    for ours, same, another in zip(all_sets(first), all_sets(again), all_sets(other), strict=True):
-        assert paths(ours) == paths(same)
-        assert sorted(paths(ours)) != sorted(paths(another))
-
-
 def test_images_of_a_class_lie_at_any_depth_below_its_folder_and_are_not_hidden(tmp_path: Path) -> None:
     root = write_tree(tmp_path / ".datasets" / "pets", {"cat": 3, "dog": 3})
     for name in ("A.PNG", "b.JpG", "c.jpeg", "d.WEBP", "e.bmp", "f.Tiff", "g.gif", "2024/may/deep.png"):
@@ -98,25 +85,14 @@ def test_validation_labels_follow_the_classes_of_train(tmp_path: Path) -> None:
     assert class_counts(splits.val) == {"ant": 0, "cat": 0, "dog": 2}
 
 
-@pytest.mark.parametrize(
-    ("train", "val", "test"),
-    [
-        ("train", "val", "test"),
-        ("Train", "VAL", "Test"),
-        ("training", "Validation", "testing"),
-        ("training_set", "val-set", "test_set"),
-        ("TrainingData", "valid", "test data"),
-    ],
-)
-def test_usual_names_of_splits_are_not_classes(tmp_path: Path, train: str, val: str, test: str) -> None:
-    for name, count in ((train, 4), (val, 3), (test, 2)):
+@pytest.mark.parametrize("folders", [("training", "VAL", "Test"), ("TrainingData", "valid", "test data")])
+def test_usual_names_of_splits_are_not_classes(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    for name, count in zip(folders, (4, 3, 2), strict=True):
         write_tree(tmp_path / name, {"cat": count, "dog": count})
     splits = open_data(str(tmp_path))
     assert splits.train.class_names == ("cat", "dog")
     assert [len(images) for images in all_sets(splits)] == [8, 6, 4]
-    for images, split, folder in zip(
-        all_sets(splits), ("train", "val", "test"), (train, val, test), strict=True
-    ):
+    for images, split, folder in zip(all_sets(splits), ("train", "val", "test"), folders, strict=True):
         assert images.name == split
         assert all(path.is_relative_to(tmp_path / folder) for path in paths(images))
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 4
@@ -124,17 +100,14 @@ def test_usual_names_of_splits_are_not_classes(tmp_path: Path, train: str, val: 
     assert len(open_data(str(tmp_path), labelled=False).train) == 8
 
 
-def test_a_class_may_have_the_name_of_a_split_if_no_folder_is_train(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"valid": 4, "invalid": 4})
-    assert open_data(str(tmp_path)).train.class_names == ("invalid", "valid")
-
-
-@pytest.mark.parametrize(("one", "other"), [("train", "Training"), ("test", "test_set"), ("val", "valid")])
-def test_two_folders_of_one_split_are_rejected(tmp_path: Path, one: str, other: str) -> None:
-    for name in {"train", one, other}:
-        write_tree(tmp_path / name, {"cat": 3, "dog": 3})
-    with pytest.raises(UserError, match=rf"({one} and {other}|{other} and {one}) both mean the"):
-        open_data(str(tmp_path))
+def test_two_folders_of_one_split_are_rejected_and_without_train_they_are_classes(tmp_path: Path) -> None:
+    write_tree(tmp_path / "classes", {"valid": 4, "invalid": 4})
+    assert open_data(str(tmp_path / "classes")).train.class_names == ("invalid", "valid")
+    for one, other in (("train", "Training"), ("test", "test_set"), ("val", "valid")):
+        for name in {"train", one, other}:
+            write_tree(tmp_path / one / name, {"cat": 3, "dog": 3})
+        with pytest.raises(UserError, match=rf"({one} and {other}|{other} and {one}) both mean the"):
+            open_data(str(tmp_path / one))
 
 
 def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
@@ -152,15 +125,11 @@ def test_unused_files_are_counted_by_suffix(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no such names")
-def test_control_characters_in_folder_names_are_escaped(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"cat\x1b[2J": 3, "dog": 3})
-    assert described(open_data(str(tmp_path)))[1] == "cat\\x1b[2J: 3, dog: 3"
-
-
-def test_many_classes_are_described_by_the_smallest_and_the_largest(tmp_path: Path) -> None:
-    write_tree(tmp_path, {f"c{number:02}": 3 + (number == 5) for number in range(13)}, size=(2, 2))
-    assert described(open_data(str(tmp_path)))[1:] == ["per class from 3 (c00) to 4 (c05)"]
+def test_names_of_classes_are_escaped_and_of_many_the_smallest_and_the_largest_named(tmp_path: Path) -> None:
+    write_tree(tmp_path / "few", {"cat\x1b[2J": 3, "dog": 3})
+    assert described(open_data(str(tmp_path / "few")))[1] == "cat\\x1b[2J: 3, dog: 3"
+    write_tree(tmp_path / "many", {f"c{number:02}": 3 + (number == 5) for number in range(13)}, size=(2, 2))
+    assert described(open_data(str(tmp_path / "many")))[1:] == ["per class from 3 (c00) to 4 (c05)"]
 
 
 @pytest.mark.parametrize("below", ["", "train/"])
@@ -171,9 +140,6 @@ def test_a_class_folder_without_images_is_named_if_one_class_is_left(tmp_path: P
     match = rf"only one class, 'cat'.*the folder {below}dog, which contains no image \(60 \.mp4\)"
     with pytest.raises(UserError, match=match):
         open_data(str(tmp_path))
-
-
-# --- errors
 
 
 def test_names_are_suggested_for_a_name_alone_and_other_files_are_rejected(tmp_path: Path) -> None:
@@ -196,9 +162,7 @@ def test_names_are_suggested_for_a_name_alone_and_other_files_are_rejected(tmp_p
         ("photo/cats/deep", "photo/cats/deep: no such folder; give digits"),
     ],
 )
-def test_a_mistyped_path_is_not_looked_up_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, message: str
-) -> None:
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path, monkeypatch, typed: str, message: str) -> None:
     def no_hub(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
@@ -210,49 +174,45 @@ def test_a_mistyped_path_is_not_looked_up_on_the_hub(
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("read", [open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))])
-def test_an_empty_name_is_not_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read
-) -> None:
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(tmp_path, {"cat": 4, "dog": 4})
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="'': no such folder"):
-        read("")
-
-
-@pytest.mark.parametrize("below", ["", "train"])
-def test_folder_without_images_is_rejected(tmp_path: Path, below: str) -> None:
-    (tmp_path / below / "cat").mkdir(parents=True)
-    for labelled, reason in ((True, "no images in class folders"), (False, "it has none at all")):
-        with pytest.raises(UserError, match=reason):
-            open_data(str(tmp_path), labelled=labelled)
-
-
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_a_class_missing_in_train_is_rejected_with_the_nearest(tmp_path: Path, split: str) -> None:
-    write_tree(tmp_path / "train", {"cat": 3, "dog": 3})
-    write_tree(tmp_path / split, {"cat": 1, "dogs": 1})
-    with pytest.raises(UserError, match=rf"the {split} images of .*: 1 of 2 classes .*dogs; nearest: dog"):
-        open_data(str(tmp_path))
+    for read in (open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))):
+        with pytest.raises(UserError, match="'': no such folder"):
+            read("")
 
 
 @pytest.mark.parametrize(
-    ("below", "count", "message"),
+    ("below", "classes", "message"),
     [
-        ("", 1, "class 'dog' has 1 image; train, val and test need one each, so at least 3"),
-        ("", 2, "class 'dog' has 2 images; train, val and test need one each, so at least 3"),
-        ("train", 1, "class 'dog' has 1 image; train and val need one each, so at least 2"),
+        (
+            "",
+            {"cat": 5, "dog": 2},
+            "class 'dog' has 2 images; train, val and test need one each, so at least 3",
+        ),
+        (
+            "train",
+            {"cat": 5, "dog": 1},
+            "class 'dog' has 1 image; train and val need one each, so at least 2",
+        ),
+        ("val", {"cat": 1, "dogs": 1}, "the val images of .*: 1 of 2 classes .*dogs; nearest: dog"),
+        ("test", {"cat": 1, "dogs": 1}, "the test images of .*: 1 of 2 classes .*dogs; nearest: dog"),
     ],
 )
-def test_a_class_too_small_to_split_is_rejected_with_its_size(
-    tmp_path: Path, below: str, count: int, message: str
-) -> None:
-    write_tree(tmp_path / below, {"cat": 5, "dog": count})
+def test_classes_that_are_too_small_or_not_in_train_are_rejected(tmp_path, below, classes, message) -> None:
+    if below in ("val", "test"):
+        write_tree(tmp_path / "train", {"cat": 3, "dog": 3})
+    write_tree(tmp_path / below, classes)
     with pytest.raises(UserError, match=message):
         open_data(str(tmp_path))
 
 
-# --- for evaluation
+def test_folder_without_images_is_rejected(tmp_path: Path) -> None:
+    for below in ("", "train"):
+        (tmp_path / below / "cat").mkdir(parents=True)
+        for labelled in (True, False):
+            with pytest.raises(UserError):
+                open_data(str(tmp_path), labelled=labelled)
 
 
 def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(tmp_path: Path) -> None:
@@ -266,18 +226,12 @@ def test_evaluation_prefers_test_then_val_and_has_the_classes_of_the_model(tmp_p
     assert len(open_for_evaluation(str(tmp_path / "val"), ("cat", "dog"))) == 4
 
 
-# --- digits
-
-
 def test_the_seed_changes_the_validation_digits_but_not_the_test_digits() -> None:
     first, other = open_data("digits", seed=0), open_data("digits", seed=1)
     np.testing.assert_array_equal(np.stack(first.measured.sources), np.stack(other.measured.sources))
     assert not np.array_equal(np.stack(first.val.sources), np.stack(other.val.sources))
     assert first.channels == 1
     assert first.train.class_names == tuple("0123456789")
-
-
-# --- sizes
 
 
 def test_sizes_are_those_of_images_spread_over_the_set() -> None:
@@ -318,13 +272,11 @@ def test_greatest_value_is_that_of_all_16_bit_images(tmp_path: Path, monkeypatch
     assert greatest_value(images) == 4000
 
 
-def test_images_of_8_bits_have_no_greatest_value_and_only_a_sample_is_opened(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_images_of_8_bits_have_no_greatest_value_and_only_a_sample_is_opened(tmp_path, monkeypatch) -> None:
     write_tree(tmp_path, {"cat": 10, "dog": 10})
-    opened = []
+    opened: list[object] = []
     monkeypatch.setattr(datasets, "SAMPLE", 3)
-    monkeypatch.setattr(datasets, "greatest_integer", lambda source: opened.append(source))
+    monkeypatch.setattr(datasets, "greatest_integer", opened.append)
     assert greatest_value(read_tree(tmp_path)) is None
     assert len(opened) == 3
 
@@ -351,9 +303,6 @@ def test_a_folder_with_classes_is_split_the_same_without_labels(tmp_path) -> Non
     assert other.test is not None
     assert one.test.sources == other.test.sources
     assert one.train.sources == other.train.sources
-
-
-# --- the same for every format
 
 
 class Listed(DataFormat):
@@ -436,7 +385,7 @@ def test_a_folder_of_test_images_alone_is_measured_but_not_trained_on(tmp_path: 
     write_tree(tmp_path / "test", {"cat": 5, "dog": 4})
     assert len(open_for_evaluation(str(tmp_path), ("cat", "dog"))) == 9
     for labelled in (True, False):
-        with pytest.raises(UserError, match="no images to train on; it has test"):
+        with pytest.raises(UserError, match="it has test"):
             open_data(str(tmp_path), labelled=labelled)
 
 
@@ -445,9 +394,7 @@ def test_a_split_folder_without_classes_is_named(tmp_path: Path, name: str) -> N
     write_tree(tmp_path / "train", {"cat": 5, "dog": 4})
     write_picture(tmp_path / name / "1.png")
     for read in (open_data, lambda data: open_for_evaluation(data, ("cat", "dog"))):
-        with pytest.raises(
-            UserError, match=rf"no images in class folders; expected .*/{name}/<class>/<image>"
-        ):
+        with pytest.raises(UserError, match=f"expected .*/{name}/<class>/<image>"):
             read(str(tmp_path))
     assert open_pictures(str(tmp_path)) == [tmp_path / name / "1.png"]
 
@@ -460,47 +407,32 @@ def test_a_class_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(seen) == len(set(map(str, seen))) == 3
 
 
-def contents_by_part(splits: Splits) -> dict[str, set[bytes]]:
-    return {name: set(map(content_of, images.sources)) for name, images in splits.parts.items()}
-
-
 def assert_no_leak(splits: Splits) -> None:
-    train, val, test = contents_by_part(splits).values()
-    assert not (train & val | train & test | val & test)
+    parts = [set(map(content_of, images.sources)) for images in splits.parts.values()]
+    assert sum(map(len, parts)) == len(set().union(*parts))
     assert find_copies(splits).across == {}
-
-
-def copied(root: Path, *, every: int = 2) -> Path:
-    """A tree in which every second image has a copy under another name in its class."""
-    for number, path in enumerate(sorted(root.rglob("*.png"))):
-        if number % every == 0:
-            shutil.copy(path, path.with_name(f"copy of {path.name}"))
-    return root
 
 
 @pytest.mark.parametrize("kind", ["tree", "train", "shards", "unlabelled"])
 def test_copies_stay_in_one_part(tmp_path: Path, kind: str) -> None:
     data = tmp_path / "photos"
-    copied(write_tree(data / "train" if kind == "train" else data, {"cat": 30, "dog": 30}))
+    root = write_tree(data / "train" if kind == "train" else data, {"cat": 30, "dog": 30})
+    for path in sorted(root.rglob("*.png"))[::2]:
+        shutil.copy(path, path.with_name(f"copy of {path.name}"))
     if kind == "train":
         write_tree(data / "test", {"cat": 3, "dog": 3}, size=(9, 9))
     if kind == "unlabelled":
         shutil.rmtree(data / "dog")
     if kind == "shards":
         pack(str(data), tmp_path / "packed")
-        for shard in (tmp_path / "packed").glob("*.tar"):  # of no split
-            (tmp_path / "shards").mkdir(exist_ok=True)
-            split, _, number = shard.name.partition("-")
-            shutil.move(shard, tmp_path / "shards" / f"{ {'train': 1, 'val': 2, 'test': 3}[split] }-{number}")
+        (tmp_path / "shards").mkdir()
+        for number, shard in enumerate(sorted((tmp_path / "packed").glob("*.tar"))):  # of no split
+            shutil.move(shard, tmp_path / "shards" / f"{number}.tar")
         data = tmp_path / "shards"
     for seed in range(3):
         splits = open_data(str(data), seed=seed, labelled=kind != "unlabelled")
-        parts = contents_by_part(splits)
-        assert not parts["train"] & parts["val"]
-        assert find_copies(splits).across == {}
+        assert_no_leak(splits)
         assert find_copies(splits).count == (15 if kind == "unlabelled" else 30)
-        if kind not in {"train", "unlabelled"}:
-            assert_no_leak(splits)
 
 
 def test_copies_under_two_labels_stay_in_one_part_and_are_named(tmp_path: Path) -> None:
@@ -547,7 +479,5 @@ def test_a_class_of_copies_cannot_be_split(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "photos", {"cat": 9, "dog": 1})
     for number in range(5):
         shutil.copy(root / "dog" / "000.png", root / "dog" / f"copy{number}.png")
-    with pytest.raises(
-        UserError, match=r"class 'dog' has 6 images, 1 if copies count once; train, val and test"
-    ):
+    with pytest.raises(UserError, match="class 'dog' has 6 images, 1 if copies count once"):
         open_data(str(root))

@@ -1,5 +1,3 @@
-"""Folds hold every class and divide no group."""
-
 import shutil
 import warnings
 from collections.abc import Callable
@@ -50,7 +48,7 @@ def drawn_images(draw: st.DrawFn) -> ImageSet:
     return ImageSet("all", sources, targets, **({"groups": groups.astype(str)} if with_groups else {}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(drawn_images(), st.integers(2, 5), st.integers(0, 99), st.sampled_from(["reject", "train"]))
 def test_every_fold_has_images_of_every_part_and_divides_no_group_and_no_copies(
     images: ImageSet, folds: int, seed: int, rare: Any
@@ -79,11 +77,9 @@ def test_every_fold_has_images_of_every_part_and_divides_no_group_and_no_copies(
             assert (np.abs(np.array(counts) - in_a_fold / folds) <= 1).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(drawn_images(), st.integers(0, 99))
-def test_every_fold_of_a_cross_validation_has_an_image_and_every_class_is_outside_of_it(
-    images: ImageSet, seed: int
-) -> None:
+def test_every_fold_of_a_cross_validation_has_an_image_and_every_class_is_outside_of_it(images, seed) -> None:
     division = division_of(images.identified())
     try:
         folds = division.folds(seed)
@@ -102,7 +98,7 @@ def test_every_fold_of_a_cross_validation_has_an_image_and_every_class_is_outsid
 
 def test_folds_by_group_are_as_even_as_those_of_scikit_learn() -> None:
     ours, theirs = [], []
-    for seed in range(100):
+    for seed in range(40):
         random = np.random.default_rng(seed)
         N, K, count = int(random.integers(30, 200)), int(random.integers(2, 5)), int(random.integers(2, 6))
         groups = random.choice(3 * count, N, p=random.dirichlet(np.full(3 * count, 2.0)))
@@ -127,17 +123,17 @@ def test_seeds_give_other_folds_and_the_same_seed_the_same() -> None:
     assert not np.array_equal(division.folds(3), division.folds(4))
 
 
-def test_a_rare_class_lowers_the_number_of_folds() -> None:
-    targets = ClassIndices(np.array([0] * 9 + [1] * 3), ("many", "few"))
-    folds = Division.of(targets).folds()
+def test_rare_classes_and_classes_of_few_groups_lower_the_number_of_folds() -> None:
+    rare = ClassIndices(np.array([0] * 9 + [1] * 3), ("many", "few"))
+    folds = Division.of(rare).folds()
     assert folds.max() == 2
-    assert all(targets.take(np.flatnonzero(folds == fold)).counts[1] == 1 for fold in range(3))
-
-
-def test_a_class_of_two_groups_has_two_folds() -> None:
-    targets = ClassIndices(np.array([0] * 9 + [1] * 4), ("many", "few"))
-    groups = np.array([*"abcdefghi", *"xxyy"])
-    assert Division.of(targets, groups).fold_count() == 2
+    assert all(rare.take(np.flatnonzero(folds == fold)).counts[1] == 1 for fold in range(3))
+    of_two_groups = ClassIndices(np.array([0] * 9 + [1] * 4), ("many", "few"))
+    assert Division.of(of_two_groups, np.array([*"abcdefghi", *"xxyy"])).fold_count() == 2
+    labels = PROPERTIES.labels[:100].copy()
+    labels[:, 2] = False
+    labels[7, 2] = True  # a single image of one of several classes lowers nothing
+    assert Division.of(ClassSets(labels, PROPERTIES.class_names)).fold_count() == 5
 
 
 @pytest.mark.parametrize(
@@ -153,13 +149,6 @@ def test_labels_that_cannot_be_divided_are_rejected(labels: list[int], groups: s
     targets = ClassIndices(np.array(labels, np.int64), ("many", "few"))
     with pytest.raises(UserError, match=message):
         Division.of(targets, np.array([*groups])).folds()
-
-
-def test_a_single_image_of_one_of_several_classes_lowers_nothing() -> None:
-    labels = PROPERTIES.labels[:100].copy()
-    labels[:, 2] = False
-    labels[7, 2] = True
-    assert Division.of(ClassSets(labels, PROPERTIES.class_names)).fold_count() == 5
 
 
 @pytest.fixture(scope="module")
@@ -206,30 +195,25 @@ def write_table(
     return place
 
 
-def rows_by_fold(place: Path, folds: int) -> list[tuple[str, int, str]]:
-    """Of each image its path, the number of the fold that tests it, and the name of its fold."""
-    parts = [fold_of(place, fold, folds).measured for fold in range(folds)]
-    rows = [zip(part.sources, part.folds, strict=True) for part in parts]
-    return [(str(path), fold, str(name)) for fold, row in enumerate(rows) for path, name in row]
-
-
 def test_a_table_s_folds_are_taken_and_its_groups_kept(photos: Path, tmp_path: Path) -> None:
     place = write_table(tmp_path / "t.csv", photos, lambda n: "abc"[n % 3], lambda n: n // 4)
     whole = fold_of(place, None, 3)
     names = sorted(photos.rglob("*.png"))
     by_name = dict(zip(map(str, whole.train.sources), whole.train.folds, strict=True))
     assert [by_name[str(name)] for name in names] == ["abc"[n % 3] for n in range(len(names))]
-    assert {fold for _, _, fold in rows_by_fold(place, 3)} == set("abc")
+    assert [set(fold_of(place, fold, 3).measured.folds) for fold in range(3)] == [{"a"}, {"b"}, {"c"}]
     with pytest.raises(UserError, match=r"column of folds has 3 values, and folds=4: set folds=3"):
         fold_of(place, 0, 4)
     grouped = TableOptions(columns=("group=patient", "fold="))
     folds = fold_of(place, None, 4, table=grouped).train
     for group in np.unique(folds.groups):
         assert len(np.unique(folds.folds[folds.groups == group])) == 1
-    with pytest.raises(UserError, match=r"2 images without a fold \(blank or -1\)"):
-        fold_of(write_table(place, photos, lambda n: n % 3 if n > 1 else ("", -1)[n], lambda n: n), 0, 3)
-    with pytest.raises(UserError, match="1 value, and folds=3: leave the column out"):
-        fold_of(write_table(place, photos, lambda n: 0, lambda n: n), 0, 3)
+    for fold, message in (
+        (lambda n: n % 3 if n > 1 else ("", -1)[n], r"2 images without a fold \(blank or -1\)"),
+        (lambda n: 0, "1 value, and folds=3: leave the column out"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fold_of(write_table(place, photos, fold, lambda n: n), 0, 3)
 
 
 def test_a_table_s_folds_that_divide_its_groups_are_rejected(photos: Path, tmp_path: Path) -> None:
@@ -239,33 +223,22 @@ def test_a_table_s_folds_that_divide_its_groups_are_rejected(photos: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("group", "folds", "message"),
+    ("size", "folds", "message"),
     [
-        (
-            lambda n: n // 10,
-            3,
-            r"class '\w+' has images in 2 groups, fewer than folds=3: set folds=2, or set",
-        ),
-        (
-            lambda n: n // 20,
-            2,
-            r"class '\w+' has images in 1 group, fewer than folds=2: leave the groups out",
-        ),
+        (10, 3, r"class '\w+' has images in 2 groups, fewer than folds=3: set folds=2, or set"),
+        (20, 2, r"class '\w+' has images in 1 group, fewer than folds=2: leave the groups out"),
     ],
 )
-def test_fewer_groups_than_folds_are_one_line(
-    photos: Path, tmp_path: Path, group: Callable[[int], object], folds: int, message: str
-) -> None:
-    place = write_table(tmp_path / "t.csv", photos, lambda n: "", group)
+def test_fewer_groups_than_folds_are_one_line(photos, tmp_path, size, folds, message) -> None:
+    place = write_table(tmp_path / "t.csv", photos, lambda n: "", lambda n: n // size)
     with pytest.raises(UserError, match=message):
         fold_of(place, None, folds, table=TableOptions(columns=("group=patient", "fold=")))
 
 
 def test_a_table_s_folds_have_the_order_of_their_numbers(photos: Path, tmp_path: Path) -> None:
     place = write_table(tmp_path / "t.csv", photos, lambda n: n % 11, lambda n: n)
-    assert [{fold} for fold in map(str, range(11))] == [
-        {fold for _, tested, fold in rows_by_fold(place, 11) if tested == number} for number in range(11)
-    ]
+    for number in (1, 2, 10):
+        assert set(fold_of(place, number, 11).measured.folds) == {str(number)}
 
 
 def test_copies_that_a_table_s_folds_separate_are_counted_with_fitting_advice(tmp_path: Path) -> None:
@@ -302,9 +275,9 @@ def test_the_interval_of_an_accuracy_out_of_fold_holds_that_of_a_large_test_set(
         labels = random.integers(0, 3, count)
         return random.normal(size=(count, 6)) + 1.6 * np.eye(3, 6)[labels], labels
 
-    many, truth = drawn(10**6, 5000)
+    many, truth = drawn(10**6, 3000)
     held = 0
-    for seed in range(200):
+    for seed in range(60):
         features, labels = drawn(seed, 200)
         folds = Division.of(ClassIndices(labels, ("a", "b", "c"))).folds(seed)
         right, accuracies = 0, []
@@ -315,4 +288,4 @@ def test_the_interval_of_an_accuracy_out_of_fold_holds_that_of_a_large_test_set(
             accuracies.append((model.predict(many) == truth).mean())
         low, high = wilson_interval(right, len(labels))
         held += low <= np.mean(accuracies) <= high
-    assert 0.9 <= held / 200 <= 1
+    assert held / 60 >= 0.93

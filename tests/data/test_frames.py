@@ -1,5 +1,3 @@
-"""DataFrames as a table of JSON lines."""
-
 import json
 from pathlib import Path
 
@@ -57,15 +55,10 @@ def test_errors_name_the_frame_instead_of_its_file() -> None:
         raise UserError(f"{path}: broken")
 
 
-def test_value_that_json_lacks_is_named() -> None:
-    frame = pandas.DataFrame(
-        {"path": ["a.png", "b.png"], "value": pandas.Series([1, 10**5000], dtype=object)}
-    )
+def test_value_that_json_lacks_is_named_and_other_data_stay_as_they_are() -> None:
+    values = pandas.Series([1, 10**5000], dtype=object)
     with pytest.raises(UserError, match=r"^the DataFrame cannot be written as JSON: "):
-        lines(frame)
-
-
-@pytest.mark.parametrize("data", ["digits", Path("photos")])
-def test_other_data_stay_as_they_are(data: str | Path) -> None:
-    with data_place(data, TableOptions()) as place:
-        assert place == str(data)
+        lines(pandas.DataFrame({"path": ["a.png", "b.png"], "value": values}))
+    for data in ("digits", Path("photos")):
+        with data_place(data, TableOptions()) as place:
+            assert place == str(data)

@@ -1,22 +1,15 @@
-"""Measures of several classes per image, compared with scikit-learn's, and what their intervals cover."""
-
 import warnings
 from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from tests.models import law
-from vitascope.data.label_measures import (
-    best_thresholds,
-    label_score,
-    pairs_confused,
-    pairs_together,
-)
+from vitascope.data.label_measures import best_thresholds, label_score, pairs_confused, pairs_together
 from vitascope.data.measures import ClassPair
 
 TOLERANCE = {"rtol": 0, "atol": 1e-12}
@@ -29,29 +22,27 @@ def sample(seed: int, N: int = 200, K: int = 4, digits: int = 2) -> tuple[np.nda
     return labels, expit(generator.normal(size=(N, K)) + 1.5 * labels - 0.75).round(digits)
 
 
-@law
+@settings(law, max_examples=10)
 @given(seed=st.integers(0, 1000), digits=st.integers(1, 6))
 def test_measures_are_those_of_scikit_learn(seed: int, digits: int) -> None:
     labels, probabilities = sample(seed, digits=digits)
     thresholds = np.array([0.2, 0.4, 0.6, 0.8])
     score = label_score(labels, probabilities, thresholds, intervals=False)
-    found = {name: estimate.value for name, estimate in score.estimates.items()}
+    values = {name: estimate.value for name, estimate in score.estimates.items()}
+    wanted = {"exact": accuracy_score(labels, probabilities >= thresholds)}
     for average, name in (("macro", "map"), ("micro", "micro_map")):
-        wanted = average_precision_score(labels, probabilities, average=average)
-        np.testing.assert_allclose(found[name], wanted, **TOLERANCE)
+        wanted[name] = average_precision_score(labels, probabilities, average=average)
     for name, at in (("f1", 0.5), ("f1_tuned", thresholds)):
-        answers = probabilities >= at
         for average in ("macro", "micro"):
-            wanted = f1_score(labels, answers, average=average, zero_division=0)
-            np.testing.assert_allclose(found[f"{average}_{name}"], wanted, **TOLERANCE)
-    np.testing.assert_allclose(found["exact"], accuracy_score(labels, probabilities >= thresholds))
-    np.testing.assert_allclose(
-        score.ap, average_precision_score(labels, probabilities, average=None), **TOLERANCE
-    )
-    np.testing.assert_allclose(
-        score.f1, f1_score(labels, probabilities >= 0.5, average=None, zero_division=0), **TOLERANCE
-    )
-    assert score.right == round(found["exact"] * 200)
+            wanted[f"{average}_{name}"] = f1_score(
+                labels, probabilities >= at, average=average, zero_division=0
+            )
+    assert values == pytest.approx(wanted, rel=0, abs=1e-12)
+    ap = average_precision_score(labels, probabilities, average=None)
+    f1 = f1_score(labels, probabilities >= 0.5, average=None, zero_division=0)
+    np.testing.assert_allclose(score.ap, ap, **TOLERANCE)
+    np.testing.assert_allclose(score.f1, f1, **TOLERANCE)
+    assert score.right == round(values["exact"] * 200)
 
 
 @pytest.mark.parametrize(("thresholds", "at"), [([0.2, 0.4, 0.6, 0.8], "the thresholds"), (None, "0.5")])
@@ -102,13 +93,13 @@ def test_a_perfect_model_has_an_interval_that_is_not_empty() -> None:
 
 
 def test_95_of_100_intervals_contain_the_truth() -> None:
-    truth = label_score(*sample(4, N=200_000, digits=9), intervals=False)
-    scores = [label_score(*sample(seed, N=300, digits=9)) for seed in range(10, 160)]
+    truth = label_score(*sample(4, N=50_000, digits=9), intervals=False)
+    scores = [label_score(*sample(seed, N=300, digits=9)) for seed in range(10, 60)]
     for name in ("map", "micro_map", "macro_f1", "micro_f1", "exact"):
         value = truth.estimates[name].value
         inside = np.mean([each.estimates[name].low <= value <= each.estimates[name].high for each in scores])
-        # 150 samples show the share with a standard error of 1.8 points.
-        assert 0.9 <= inside <= 0.99, (name, inside)
+        # 50 samples show the share with a standard error of 3 points.
+        assert 0.9 <= inside <= 0.98, (name, inside)
 
 
 @law

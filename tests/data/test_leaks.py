@@ -5,6 +5,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.analysis.auditing.test_audit import picture
+from tests.cli import SHAPE, SHORT
+from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.data import leaks
 from vitascope.data.datasets import open_data
@@ -62,21 +64,9 @@ def test_pictures_of_one_shade_and_of_several_pages_are_counted(photos: Path, mo
 
 def test_training_and_evaluation_say_how_many_there_are(photos: Path, tmp_path: Path, capsys) -> None:
     run = str(tmp_path / "run")
-    train = [
-        "train",
-        "--data",
-        str(photos),
-        "--run",
-        run,
-        "--steps",
-        "1",
-        "--depth",
-        "1",
-        "--image-size",
-        "16",
-    ]
-    assert main([*train, "--weights", "none"]) == 0
+    with undrawn():
+        assert main(["train", "--data", str(photos), "--run", run, *SHAPE, *SHORT]) == 0
     printed = capsys.readouterr().out
     assert "of 18 test images have a near-copy in training" in printed
-    assert main(["evaluate", run]) == 0
+    assert main(["evaluate", run, "--device", "cpu"]) == 0
     assert "that have a near-copy in training: " in capsys.readouterr().out

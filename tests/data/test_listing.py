@@ -1,5 +1,3 @@
-"""The files of a folder: every function finds the same ones, also behind links and while files vanish."""
-
 import contextlib
 import os
 import shutil
@@ -29,29 +27,22 @@ def linked(tmp_path: Path) -> Path:
     return root
 
 
-def test_linked_class_folders_are_found_again(linked: Path) -> None:
+def test_every_function_finds_the_same_files_behind_links(linked: Path) -> None:
     splits = open_data(str(linked))
-    found = restore(record_of(splits), read_data(str(linked)), ("train", "val", "test"))
-    assert (found.complete, found.note()) == (True, "")
-    assert found.as_recorded().train.sources == splits.train.sources
+    restored = restore(record_of(splits), read_data(str(linked)), ("train", "val", "test"))
+    assert (restored.complete, restored.note()) == (True, "")
+    assert restored.as_recorded().train.sources == splits.train.sources
     assert sum(map(len, splits.parts.values())) == 24
-
-
-def test_every_function_finds_the_same_files(linked: Path) -> None:
-    shelf = write_tree(linked.parent / "shelf", {"old": 2})
-    (linked / "dog" / "more").symlink_to(shelf)
+    (linked / "dog" / "more").symlink_to(write_tree(linked.parent / "shelf", {"old": 2}))
     expected = image_files(linked)
     assert len(expected) == 26
-    assert read_tree(linked).sources == expected
-    assert read_data(str(linked)).sets[0].sources == expected
+    assert read_tree(linked).sources == read_data(str(linked)).sets[0].sources == expected
     assert open_pictures(str(linked)) == expected
     assert sorted(map(Path, find_images(linked))) == expected
     assert not [line for line in described(open_data(str(linked))) if "unused" in line]
 
 
-def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(tmp_path: Path, caplog) -> None:
     root = write_tree(tmp_path / "photos", {"cat": 3, "dog": 3})
     expected = image_files(root)
     for name in ("nowhere.png", "self.JPG"):
@@ -73,9 +64,7 @@ def test_what_is_called_as_images_are_and_is_no_file_is_counted_once(
     assert read_data(str(root)).unused == ("1 .txt",)
 
 
-def test_pictures_of_several_pages_are_counted_after_the_last(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pictures_of_several_pages_are_counted_after_the_last(tmp_path: Path, caplog) -> None:
     page = Image.new("L", (9, 9), 7)
     for name, more in (("a.tif", 2), ("b.gif", 3), ("c.TIFF", 0), ("d.png", 2), ("e.tif", 0)):
         pages = [Image.new("L", (9, 9), number) for number in range(more)]
@@ -135,9 +124,7 @@ def test_a_folder_that_vanishes_meanwhile_is_unused(tmp_path: Path, monkeypatch:
     assert failed == [str(gone)]
 
 
-def test_a_file_that_vanishes_after_it_was_listed_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_vanishes_after_it_was_listed_is_counted(tmp_path: Path, monkeypatch) -> None:
     root = write_tree(tmp_path / "photos", {"cat": 12, "dog": 12})
     scandir, gone = os.scandir, root / "cat" / "005.png"
 

@@ -1,5 +1,3 @@
-"""Batches: every image once per epoch, in a reproducible order, the same from memory and from files."""
-
 import dataclasses
 import itertools
 from pathlib import Path
@@ -59,9 +57,7 @@ def break_some(images: ImageSet, numbers: list[int], tmp_path: Path) -> tuple[Im
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
-def test_every_image_comes_once_per_epoch_with_its_label_and_pixels(
-    images: ImageSet, memory_budget: int
-) -> None:
+def test_every_image_comes_once_per_epoch_with_its_label_and_pixels(images, memory_budget) -> None:
     loader = Loader(images, FIT, 4, seed=1, workers=0, memory_budget=memory_budget)
     batches = list(loader.epoch(0))
     assert [len(batch.targets) for batch in batches] == [4, 4, 4, 1]
@@ -87,7 +83,7 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert first != sorted(first)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_streamed_batches_are_those_from_memory_from_any_start(images: ImageSet, workers: int) -> None:
     kept = Loader(images, FIT, 4, seed=1, workers=workers)
     streamed = Loader(images, FIT, 4, seed=1, workers=workers, memory_budget=0)
@@ -108,15 +104,18 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-def test_split_that_fits_is_read_once(images: ImageSet, reads: list[object]) -> None:
-    size = len(images) * 3 * 4 * 4
-    kept = Loader(images, FIT, 4, workers=0, memory_budget=size)
-    streamed = Loader(images, FIT, 4, workers=0, memory_budget=size - 1)
+def test_split_that_fits_is_read_once_and_one_without_room_or_with_crops_again(images, reads) -> None:
+    size, kinds = len(images) * 3 * 4 * 4, {"seed": 0, "workers": 0}
+    kept = Loader(images, FIT, 4, memory_budget=size, **kinds)
+    streamed = Loader(images, FIT, 4, memory_budget=size - 1, **kinds)
     reads.clear()
     list(kept.epoch())
     assert not reads
     list(streamed.epoch())
     assert len(reads) == len(images)
+    for room, crop_scale, kept_bytes in ((size, 1.0, size), (size - 1, 1.0, 0), (size, 0.5, 0)):
+        loader = Loader(images, FIT, 4, memory_budget=0, room=room, crop_scale=crop_scale, **kinds)
+        assert loader.kept_bytes == kept_bytes
 
 
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
@@ -135,37 +134,26 @@ def test_workers_and_earlier_epochs_do_not_change_batches(images: ImageSet) -> N
     kinds = {"seed": 3, "memory_budget": 0, "crop_scale": 0.1}
     alone = Loader(images, FIT, 4, workers=0, **kinds)
     epochs = [list(alone.epoch(number)) for number in range(3)]
-    for workers in (1, 3):
-        loader = Loader(images, FIT, 4, workers=workers, **kinds)
-        assert_same(list(loader.epoch(1)), epochs[1])
-        next(loader.epoch(2))
-        both = list(zip(loader.epoch(0), loader.epoch(2), strict=True))
-        assert_same([first for first, _ in both], epochs[0])
-        assert_same([second for _, second in both], epochs[2])
-        assert_same(list(loader.epoch(2, start=2)), epochs[2][2:])
-
-
-def test_workers_are_kept_between_epochs(images: ImageSet) -> None:
-    loader = Loader(images, FIT, 4, seed=0, workers=1, memory_budget=0)
-    list(loader.epoch(0))
+    loader = Loader(images, FIT, 4, workers=2, **kinds)
+    assert_same(list(loader.epoch(1)), epochs[1])
     pool = loader._pool
-    list(loader.epoch(1))
-    assert pool is not None
-    assert loader._pool is pool
+    assert_same(list(loader.epoch(2)), epochs[2])
+    assert pool is loader._pool is not None  # kept between epochs
+    next(loader.epoch(2))
+    both = list(zip(loader.epoch(0), loader.epoch(2), strict=True))
+    assert_same([first for first, _ in both], epochs[0])
+    assert_same([second for _, second in both], epochs[2])
+    assert_same(list(loader.epoch(2, start=2)), epochs[2][2:])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_training_images_have_a_new_crop_in_every_epoch(images: ImageSet, workers: int) -> None:
-    loader = Loader(images, FIT, 13, seed=3, workers=workers, memory_budget=0, crop_scale=0.1)
+def test_only_streamed_training_images_are_cropped_anew_in_every_epoch(images: ImageSet) -> None:
+    loader = Loader(images, FIT, 13, seed=3, workers=2, memory_budget=0, crop_scale=0.1)
     assert loader.crops
     (first,), (second,) = loader.epoch(0), loader.epoch(1)
     back, forth = np.argsort(first.indices), np.argsort(second.indices)
     whole = np.stack([FIT.pixels(source) for source in images.sources])
     assert (first.pixels[back] != second.pixels[forth]).flatten(1).any(1).all()
     assert (first.pixels[back] != torch.from_numpy(whole)).flatten(1).any(1).all()
-
-
-def test_only_streamed_training_images_are_cropped(images: ImageSet) -> None:
     assert not Loader(images, FIT, 13, seed=3, workers=0, crop_scale=0.1).crops  # the device crops
     assert not Loader(images, FIT, 13, seed=3, workers=0, memory_budget=0).crops
     plain = Loader(images, FIT, 13, workers=0, memory_budget=0, crop_scale=0.1)  # evaluation
@@ -173,16 +161,12 @@ def test_only_streamed_training_images_are_cropped(images: ImageSet) -> None:
     assert_same(list(plain.epoch()), list(Loader(images, FIT, 13, workers=0).epoch()))
 
 
-# Balanced sampling
-
-
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
     return read_tree(write_tree(tmp_path_factory.mktemp("uneven"), {"cat": 11, "dog": 2}, size=(30, 40)))
 
 
-@pytest.mark.parametrize("memory_budget", [2**30, 0])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 0), (0, 0), (0, 2)])
 def test_balanced_batches_have_the_pixels_and_labels_of_repeated_images(
     uneven: ImageSet, memory_budget: int, workers: int
 ) -> None:
@@ -231,12 +215,9 @@ def test_cuts_are_even_and_balanced(count: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 3  # a pair, and the last image of an odd number
 
 
-@pytest.mark.parametrize("memory_budget", [2**30, 0])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("memory_budget", "world"), [(2**30, 2), (0, 3)])
 @pytest.mark.parametrize("options", [{"seed": None}, {}, {"repeats": 3}, {"balanced": True}], ids=str)
-def test_parts_of_all_processes_are_the_batches_of_one(
-    images: ImageSet, world: int, memory_budget: int, options: dict[str, Any]
-) -> None:
+def test_parts_of_all_processes_are_the_batches_of_one(images, world, memory_budget, options) -> None:
     kinds = {"seed": 1, "workers": 0, "memory_budget": memory_budget, "crop_scale": 0.5} | options
     whole = list(Loader(images, FIT, 6, **kinds).epoch(2))
     loaders = [Loader(images, FIT, 6, part=(rank, world), **kinds) for rank in range(world)]
@@ -276,27 +257,14 @@ def test_each_machine_reads_its_own_shards_and_all_batches_are_those_of_one_proc
             np.testing.assert_array_equal(np.concatenate([part.indices for part in pieces]), batch.indices)
         assert sorted(index for batch in whole for index in batch.indices) == list(range(N))
         machines = np.array_split(np.array(parts, dtype=object), 2)
-        own.add(
-            tuple(
-                tuple(
-                    sorted(
-                        {int(shards[index]) for part in machine for batch in part for index in batch.indices}
-                    )
-                )
-                for machine in machines
-            )
-        )
+        read = [[index for batch in machine.flat for index in batch.indices] for machine in machines]
+        own.add(tuple(tuple(np.unique(shards[indices]).tolist()) for indices in read))
     assert own == {((0, 2, 4), (1, 3, 5))}
 
 
 @law
-@given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
-    pairs=st.integers(4, 9),
-)
-def test_woven_order_has_every_image_once_and_equal_parts_until_one_order_ends(
-    lengths: list[int], pairs: int
-) -> None:
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4), pairs=st.integers(4, 9))
+def test_woven_order_has_every_image_once_and_equal_parts_until_one_order_ends(lengths, pairs) -> None:
     ends = np.cumsum([0, *lengths])
     orders = [np.arange(first, last) for first, last in itertools.pairwise(ends)]
     order = woven(orders, 2 * pairs)
@@ -309,9 +277,7 @@ def test_woven_order_has_every_image_once_and_equal_parts_until_one_order_ends(
 
 
 @pytest.mark.parametrize(("count", "parts", "sizes"), [(13, 3, [4, 4, 5]), (3, 4, [2, 1]), (0, 2, [0])])
-def test_batch_is_split_at_even_places_into_parts_with_images(
-    images: ImageSet, count: int, parts: int, sizes: list[int]
-) -> None:
+def test_batch_is_split_at_even_places_into_parts_with_images(images, count, parts, sizes) -> None:
     (batch,) = Loader(images, FIT, 13, workers=0).epoch()
     batch = Batch(batch.pixels[:count], batch.targets[:count], batch.indices[:count], 20)
     split = batch.split(parts)
@@ -321,14 +287,9 @@ def test_batch_is_split_at_even_places_into_parts_with_images(
     assert {part.planned for part in split} == {20}
 
 
-# Repeated augmentation
-
-
 @pytest.mark.parametrize("memory_budget", [2**30, 0])
 @pytest.mark.parametrize("batch_size", [6, 5])
-def test_repeats_are_copies_of_an_image_in_one_batch(
-    images: ImageSet, batch_size: int, memory_budget: int
-) -> None:
+def test_repeats_are_copies_of_an_image_in_one_batch(images, batch_size, memory_budget) -> None:
     kinds = {"seed": 1, "workers": 0, "memory_budget": memory_budget}
     loader = Loader(images, FIT, batch_size, repeats=3, **kinds)
     batches = list(loader.epoch(2))
@@ -364,12 +325,13 @@ def harm(kind: str, folder: Path) -> Path:
     """Write a file that is no longer a picture."""
     path = write_picture(folder / f"{kind}.jpg", size=(64, 64))
     content = {"empty": b"", "truncated": path.read_bytes()[:900], "text": b"not a picture"}
-    path.write_bytes(bomb(15_000) if kind == "bomb" else content[kind])
+    path.write_bytes(bomb(14_000) if kind == "bomb" else content[kind])
     return path
 
 
-@pytest.mark.parametrize(("memory_budget", "workers"), [(2**30, 0), (0, 0), (0, 3)])
-@pytest.mark.parametrize("crop_scale", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("memory_budget", "workers", "crop_scale"), [(2**30, 0, 1.0), (0, 0, 0.5), (0, 3, 1.0)]
+)
 def test_every_kind_of_broken_file_is_left_out_and_named(
     tmp_path: Path, memory_budget: int, workers: int, crop_scale: float
 ) -> None:
@@ -396,21 +358,9 @@ def test_every_kind_of_broken_file_is_left_out_and_named(
         list(Loader(data, FIT, 8, seed=0, **kinds).epoch())
 
 
-def test_a_large_split_has_batches_and_order() -> None:
-    data = arrays(1)
-    many = dataclasses.replace(
-        data, sources=range(1_300_000), targets=ClassIndices(np.zeros(1_300_000, np.int64), data.class_names)
-    )
-    loader = Loader(many, FIT, 256, seed=0, workers=0, memory_budget=0)
-    assert loader.batches_per_epoch == 5079
-    np.testing.assert_array_equal(loader._order(3), epoch_order(0, 3, 1_300_000))
-
-
-# Larger splits, whose images are kept once they have been read
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("options", [{}, {"repeats": 2}, {"balanced": True}, {"part": (1, 2)}])
+@pytest.mark.parametrize(
+    ("options", "workers"), [({}, 2), ({"repeats": 2}, 0), ({"balanced": True}, 0), ({"part": (1, 2)}, 0)]
+)
 def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_again(
     images: ImageSet, tmp_path: Path, options: dict[str, Any], workers: int
 ) -> None:
@@ -418,27 +368,18 @@ def test_images_that_stay_on_the_device_make_the_batches_of_those_that_are_read_
     kinds = {"seed": 1, "workers": workers, "memory_budget": 0, **options}
     streamed, kept = Loader(data, FIT, 4, **kinds), Loader(data, FIT, 4, room=2**20, **kinds)
     assert (streamed.kept_bytes, kept.kept_bytes) == (0, 13 * 3 * 4 * 4)
-    for epoch in range(4):
+    for epoch in range(3):
         assert_same(list(kept.epoch(epoch)), list(streamed.epoch(epoch)))
     assert list(kept.faults.reasons) == list(streamed.faults.reasons) == [str(broken[0])]
 
 
-def test_images_that_stay_on_the_device_are_read_once(
-    images: ImageSet, tmp_path: Path, reads: list[object]
-) -> None:
+def test_images_that_stay_on_the_device_are_read_once(images, tmp_path, reads) -> None:
     data, _ = break_some(images, [5], tmp_path)
     loader = Loader(data, FIT, 4, seed=0, workers=0, memory_budget=0, room=2**20)
     next(loader.epoch(0))  # interrupted
     for epoch in range(3):
         list(loader.epoch(epoch))
     assert sorted(map(str, reads)) == sorted(map(str, data.sources))
-
-
-def test_images_without_room_or_with_crops_are_read_again(images: ImageSet) -> None:
-    size, kinds = 13 * 3 * 4 * 4, {"seed": 0, "workers": 0, "memory_budget": 0}
-    assert Loader(images, FIT, 4, room=size, **kinds).kept_bytes == size
-    assert Loader(images, FIT, 4, room=size - 1, **kinds).kept_bytes == 0
-    assert Loader(images, FIT, 4, room=size, crop_scale=0.5, **kinds).kept_bytes == 0
 
 
 def images_of(labels: np.ndarray, K: int) -> ImageSet:

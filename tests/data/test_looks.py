@@ -1,5 +1,3 @@
-"""One reading of every picture."""
-
 from __future__ import annotations
 
 import functools
@@ -57,13 +55,10 @@ def test_pages_and_frames_are_counted_and_the_first_is_looked_at(tmp_path: Path)
 
 
 def test_a_suffix_of_another_format_is_misnamed(tmp_path: Path) -> None:
-    for name in ("a.jpg", "b.PNG", "c"):
-        scene(0).save(tmp_path / name, "PNG")
-    assert look_at([tmp_path / name for name in ("a.jpg", "b.PNG", "c")])["misnamed"].tolist() == [
-        ".jpg",
-        "",
-        "",
-    ]
+    paths = [tmp_path / name for name in ("a.jpg", "b.PNG", "c")]
+    for path in paths:
+        scene(0).save(path, "PNG")
+    assert look_at(paths)["misnamed"].tolist() == [".jpg", "", ""]
 
 
 def test_exif_turns_a_picture_and_tells_camera_and_day() -> None:

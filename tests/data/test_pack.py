@@ -1,5 +1,3 @@
-"""Packing: images are kept byte for byte, shards are reproducible, and failures leave nothing."""
-
 import errno
 import hashlib
 import io
@@ -49,40 +47,29 @@ def members(path: Path) -> list[tarfile.TarInfo]:
         return tar.getmembers()
 
 
-def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
-    data = pictures(tmp_path)
-    pack(data, tmp_path / "shards")
-    before, after = open_data(data), splits_of(Shards(), str(tmp_path / "shards"), seed=9)
-    for ours, given in zip(
-        (after.train, after.val, after.measured), (before.train, before.val, before.measured), strict=True
-    ):
-        assert content_of(ours) == content_of(given)
-        assert ours.class_names == given.class_names
-
-
-@pytest.mark.parametrize("image_size", [None, 4])
-def test_16_bit_pictures_keep_their_range_and_their_size(tmp_path: Path, image_size: int | None) -> None:
+def test_16_bit_pictures_keep_their_range_and_their_size(tmp_path: Path) -> None:
     for split, label in itertools.product(("train", "val", "test"), ("cat", "dog")):
         path = write_picture(tmp_path / "scans" / split / label / "1.png")
         Image.fromarray(noise(8, 8, 1).astype(np.uint16) * 16 + len(label + split)).save(path)
-    pack(str(tmp_path / "scans"), tmp_path / "shards", image_size=image_size)
-    before, after = open_data(str(tmp_path / "scans")), open_data(str(tmp_path / "shards"))
-    assert content_of(after.train) == content_of(before.train)
-
-
-def test_16_bit_pictures_without_a_file_are_packed_with_their_range() -> None:
+    before = open_data(str(tmp_path / "scans"))
+    for out, image_size in (("whole", None), ("small", 4)):
+        pack(str(tmp_path / "scans"), tmp_path / out, image_size=image_size)
+        assert content_of(open_data(str(tmp_path / out)).train) == content_of(before.train)
     values = noise(8, 8, 1).astype(np.uint16) * 200
-    suffix, content = packing._encoded(Image.fromarray(values), image_size=4)
+    suffix, content = packing._encoded(Image.fromarray(values), image_size=4)  # without a file
     assert suffix == "tif"
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(content))), values)
 
 
-def test_a_tree_is_split_when_it_is_packed(tmp_path: Path) -> None:
-    root = write_tree(tmp_path / "pictures", {"cat": 20, "dog": 20})
-    pack(str(root), tmp_path / "shards", seed=4)
-    before, after = open_data(str(root), seed=4), splits_of(Shards(), str(tmp_path / "shards"), seed=5)
-    assert content_of(after.val) == content_of(before.val)
-    assert content_of(after.measured) == content_of(before.measured)
+def test_files_keep_bytes_label_split_and_class_names(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", {"cat": 20, "dog": 20})  # which is split when it is packed
+    for out, data in (("a", pictures(tmp_path)), ("b", str(tree))):
+        pack(data, tmp_path / out, seed=4)
+        before, after = open_data(data, seed=4), splits_of(Shards(), str(tmp_path / out), seed=9)
+        for name, images in after.parts.items():
+            assert content_of(images) == content_of(before.parts[name])
+            assert images.class_names == before.parts[name].class_names
+        assert after.parts.keys() == before.parts.keys()
 
 
 def test_same_input_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +82,7 @@ def test_same_input_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
     assert every_file(tmp_path / "one") == every_file(tmp_path / "two")
 
 
-def test_shards_stay_below_their_size_and_the_index_describes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_stay_below_their_size_and_the_index_describes_them(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(packing, "MB", 20_000)
     packed = pack(pictures(tmp_path), tmp_path / "shards", shard_mb=1)
     index = json.loads((tmp_path / "shards" / "index.json").read_text())
@@ -121,23 +106,20 @@ def test_digits_become_png_and_stay_grey(tmp_path: Path) -> None:
     pack("digits", tmp_path / "shards")
     before, after = open_data("digits"), splits_of(Shards(), str(tmp_path / "shards"), seed=0)
     assert after.channels == 1
-    expected = Counter(
-        (source.tobytes(), int(label))
-        for source, label in zip(before.val.sources, before.val.labels, strict=True)
+    ours, theirs = (
+        Counter(
+            (np.asarray(read_image(source)).tobytes(), int(label))
+            for source, label in zip(part.sources, part.labels, strict=True)
+        )
+        for part in (after.val, before.val)
     )
-    found = Counter(
-        (np.asarray(read_image(s)).tobytes(), int(label))
-        for s, label in zip(after.val.sources, after.val.labels, strict=True)
-    )
-    assert found == expected
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(
     ("format", "suffix"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tif")]
 )
-def test_picture_without_a_suffix_gets_that_of_its_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, suffix: str
-) -> None:
+def test_picture_without_a_suffix_gets_that_of_its_format(tmp_path, monkeypatch, format, suffix) -> None:
     picture = encoded(noise(8, 8), format)
     sources = [Stored(picture), picture]
     images = ImageSet("any", sources, ClassIndices(np.array([0, 1]), ("cat", "dog")))
@@ -145,9 +127,6 @@ def test_picture_without_a_suffix_gets_that_of_its_format(
     pack("anything", tmp_path / "shards")
     names = [member.name for member in members(tmp_path / "shards" / "val-00000.tar")]
     assert names == ["00000000.cls", f"00000000.{suffix}", "00000001.cls", f"00000001.{suffix}"]
-
-
-# --- smaller pictures
 
 
 def test_larger_pictures_are_resized_by_their_shorter_side_and_others_kept(tmp_path: Path) -> None:
@@ -190,9 +169,6 @@ def test_unreadable_images_of_a_pack_are_left_out_and_named(tmp_path: Path) -> N
     assert not pack(data, tmp_path / "as they are").unreadable  # nothing is decoded, every byte is kept
 
 
-# --- errors
-
-
 def test_too_many_unreadable_images_are_rejected_and_nothing_is_left(tmp_path: Path) -> None:
     data = pictures(tmp_path)
     for number in range(3):
@@ -200,13 +176,6 @@ def test_too_many_unreadable_images_are_rejected_and_nothing_is_left(tmp_path: P
     with pytest.raises(UserError, match="more than 10% of 20 images of the val set"):
         pack(data, tmp_path / "shards", image_size=8)
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
-
-
-def test_a_split_without_a_readable_image_is_rejected(tmp_path: Path) -> None:
-    write_tree(tmp_path / "pictures" / "train", {"cat": 2, "dog": 2})
-    (write_tree(tmp_path / "pictures" / "val", {"cat": 1}) / "cat" / "000.png").write_bytes(b"text")
-    with pytest.raises(UserError, match=r"none of 1 image of the val set can be read: .*000\.png"):
-        pack(str(tmp_path / "pictures"), tmp_path / "shards", image_size=8)
 
 
 def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,18 +206,17 @@ def test_an_empty_folder_is_filled_and_others_are_rejected(tmp_path: Path) -> No
         pack(data, Path(data) / "train" / ".." / "shards")
 
 
-@pytest.mark.parametrize("option", ["shard_mb", "image_size"])
-def test_sizes_below_one_are_rejected(tmp_path: Path, option: str) -> None:
-    with pytest.raises(UserError, match=f"{option} must be at least 1, not 0"):
-        pack("digits", tmp_path / "shards", **{option: 0})
+def test_sizes_below_one_and_splits_without_a_readable_image_are_rejected(tmp_path: Path) -> None:
+    for option in ("shard_mb", "image_size"):
+        with pytest.raises(UserError, match=f"{option} must be at least 1, not 0"):
+            pack("digits", tmp_path / "shards", **{option: 0})
+    write_tree(tmp_path / "pictures" / "train", {"cat": 2, "dog": 2})
+    (write_tree(tmp_path / "pictures" / "val", {"cat": 1}) / "cat" / "000.png").write_bytes(b"text")
+    with pytest.raises(UserError, match=r"none of 1 image of the val set can be read: .*000\.png"):
+        pack(str(tmp_path / "pictures"), tmp_path / "shards", image_size=8)
 
 
-# --- the command
-
-
-def test_the_command_prints_its_files_and_how_to_train_on_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_its_files_and_how_to_train_on_them(tmp_path: Path, capsys) -> None:
     data = pictures(tmp_path)
     broken = Path(data) / "train" / "cat" / "004.png"
     broken.write_bytes(b"text")

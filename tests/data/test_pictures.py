@@ -1,5 +1,3 @@
-"""The stream of pictures is each picture read by itself, whoever reads it."""
-
 from collections.abc import Iterator
 from itertools import chain
 

@@ -1,5 +1,3 @@
-"""Randomness as a function of counters."""
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,9 +19,7 @@ def test_epoch_order_is_a_permutation_and_repeats(seed: int, epoch: int, length:
 
 @law
 @given(seed=seeds, epoch=counters, draws=st.integers(1, 9), indices=st.lists(counters, min_size=1))
-def test_uniform_rows_depend_only_on_their_index(
-    seed: int, epoch: int, draws: int, indices: list[int]
-) -> None:
+def test_uniform_rows_depend_only_on_their_index(seed, epoch, draws, indices) -> None:
     rows = uniform(seed, epoch, np.array(indices), draws)
     assert rows.shape == (len(indices), draws)
     assert (rows >= 0).all()

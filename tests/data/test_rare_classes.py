@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli import SHAPE
+from tests.cli import SHAPE, SHORT
+from tests.training import undrawn
 from vitascope.cli import main
 from vitascope.data.datasets import class_counts, open_data
 from vitascope.data.table_options import TableOptions
@@ -68,26 +69,24 @@ def test_rare_classes_of_groups_stay_in_training(photos: Path, tmp_path: Path) -
 
 
 def test_impossible_limits_are_named(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="min_images=50 leaves out every class: the largest has 20 images"):
+    with pytest.raises(UserError, match="the largest has 20 images"):
         open_data(str(photos), table=TableOptions(min_images=50))
     for value in (0, -1):
-        with pytest.raises(UserError, match="min_images"):
+        with pytest.raises(UserError):
             TableOptions(min_images=value)
     table = tmp_path / "several.csv"
     table.write_text("image,label\n" + "\n".join(f"{photos}/ant/{n:02}.png,a;b" for n in range(9)))
-    with pytest.raises(UserError, match="min_images is for images of one class"):
+    with pytest.raises(UserError, match="for images of one class"):
         open_data(str(table), table=TableOptions(min_images=2, labels="several"))
 
 
 @pytest.mark.parametrize("option", [["--min-images", "3"], ["--rare", "train"]])
 def test_a_run_keeps_the_rule_of_its_classes(option: list[str], photos: Path, tmp_path: Path, capsys) -> None:
-    run = str(tmp_path / "run")
-    train = ["train", "--data", str(photos), "--run", run, "--steps", "1", "--recipe", "base", *SHAPE]
-    assert main([*train, *option]) == 0
-    assert ("left out: 2 of 4 classes" in capsys.readouterr().out) == (option[0] == "--min-images")
-    assert main(["evaluate", run]) == 0
-    printed = capsys.readouterr().out
-    assert ("without an image in test, so not measured" in printed) == (option[0] == "--rare")
-    assert main(["report", run]) == 0
+    run, few = str(tmp_path / "run"), option[0] == "--min-images"
+    with undrawn():
+        assert main(["train", "--data", str(photos), "--run", run, *SHAPE, *SHORT, *option]) == 0
+    assert ("left out: 2 of 4 classes" in capsys.readouterr().out) == few
+    assert main(["evaluate", run, "--device", "cpu"]) == 0
+    assert ("without an image in test, so not measured" in capsys.readouterr().out) != few
     assert main(["predict", "cifar10", str(photos), *option]) == 2
     assert "does not apply to predict" in capsys.readouterr().err

@@ -1,12 +1,9 @@
-"""Reading ahead: reproducible crops, and processes that neither hang nor outlive their parent."""
-
 import dataclasses
 import io
+import multiprocessing.util
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -115,30 +112,26 @@ def test_crops_are_taken_from_the_upright_picture() -> None:
     np.testing.assert_array_equal(found, fit.cropped(lying, lambda *size: (0, 0, 80, 60)))
 
 
-@pytest.mark.parametrize(("side", "decoded"), [(60, 1600), (68, 800), (132, 400), (400, 200)])
-def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(
-    side: int, decoded: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = encoded(smooth(1200, 1600), "JPEG", quality=95)
-    sizes = []
+def test_large_jpegs_are_decoded_smaller_where_enough_pixels_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    content, square = encoded(smooth(1200, 1600), "JPEG", quality=95), Preprocess(image_size=(16, 16))
+    opened = Image.open(io.BytesIO(content))
+    widths: list[int] = []
     for name in ("crop", "resize"):  # in training, in evaluation
         step = getattr(Image.Image, name)
         monkeypatch.setattr(
             Image.Image,
             name,
-            lambda self, *a, step=step, **k: sizes.append(self.width) or step(self, *a, **k),
+            lambda self, *a, step=step, **k: widths.append(self.width) or step(self, *a, **k),
         )
-    square = Preprocess(image_size=(16, 16))
-    box = (160.0, 120.0, 160.0 + side, 120.0 + side)
-    found = square.cropped(content, lambda *size: box)
-    assert sizes == [decoded]
-    # An image that is already open is decoded in full.
-    whole = square.cropped(Image.open(io.BytesIO(content)), lambda *size: box)
-    assert sizes == [decoded, 1600]
-    assert np.abs(found.astype(int) - whole).mean() < 2
-    evaluated = square.pixels(content)
-    assert sizes == [decoded, 1600, 1600]
-    np.testing.assert_array_equal(evaluated, square.pixels(Image.open(io.BytesIO(content))))
+    for side, decoded in ((60, 1600), (68, 800), (132, 400), (400, 200)):
+        widths.clear()
+        box = (160.0, 120.0, 160.0 + side, 120.0 + side)
+        found = square.cropped(content, lambda *size, box=box: box)
+        whole = square.cropped(opened, lambda *size, box=box: box)  # an open image is decoded in full
+        assert widths == [decoded, 1600]
+        assert np.abs(found.astype(int) - whole).mean() < 2
+    np.testing.assert_array_equal(square.pixels(content), square.pixels(opened))
+    assert widths[2:] == [1600, 1600]
 
 
 def test_broken_picture_is_named_when_it_is_cropped(tmp_path: Path) -> None:
@@ -165,25 +158,20 @@ class Fatal(ImageReader):
         return super().__call__(index, epoch)
 
 
-def test_a_killed_process_is_one_clear_error() -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signal.SIGKILL).fill, FIT, 3, workers=2)
-    with pytest.raises(UserError, match=r"killed by SIGKILL.*memory.*workers \(now 2\).*batch size"):
-        list(pool.read(BATCHES))
-    pool.close()
+def test_a_killed_process_and_a_user_s_error_are_one_clear_error_of_the_pool() -> None:
+    killed = r"killed by SIGKILL.*memory.*workers \(now 2\).*batch size"
+    for signum, message in ((signal.SIGKILL, killed), (0, "no picture is of this kind")):
+        pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
+        with pytest.raises(UserError, match=message):
+            list(pool.read(BATCHES))
+        pool.close()
 
 
-def test_user_errors_of_a_process_are_raised_by_the_pool() -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT).fill, FIT, 3, workers=2)
-    with pytest.raises(UserError, match="no picture is of this kind"):
-        list(pool.read(BATCHES))
-    pool.close()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_processes_ignore_stop_signals_to_their_group(signum: signal.Signals) -> None:
-    pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
-    assert [len(pixels) for _, pixels, _ in pool.read(BATCHES)] == [3, 3, 2]
-    pool.close()
+def test_processes_ignore_stop_signals_to_their_group() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        pool = ReadingPool(Fatal([noise(8, 8)] * 8, FIT, signum=signum).fill, FIT, 3, workers=2)
+        assert [len(pixels) for _, pixels, _ in pool.read(BATCHES)] == [3, 3, 2]
+        pool.close()
 
 
 def test_a_process_that_is_starting_ignores_stop_signals_too() -> None:
@@ -203,56 +191,37 @@ def test_a_process_that_is_starting_ignores_stop_signals_too() -> None:
     assert ending(fork(read)) == 0
 
 
-SCRIPT = """
-    import os, signal, sys
-    import numpy as np
-    from vitascope.models.preprocess import Preprocess
-    from vitascope.data.reading import ImageReader, ReadingPool
-    from pathlib import Path
-
-    def start(end):  # in its own process and group
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            return False
-        os.setsid()
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{end}.{name}", os.O_CREAT | os.O_WRONLY), number)
-        return True
-
-    if __name__ == "__main__":
-        sources = sorted(Path(sys.argv[1]).glob("*/*"))
-        end = next((end for end in ("done", "stopped", "killed") if start(end)), None)
-        if end:
-            fit = Preprocess(image_size=(16, 16))
-            pool = ReadingPool(ImageReader(sources, fit).fill, fit, 3, workers=2)
-            batches = pool.read(np.split(np.arange(8), [3, 6]))
-            next(batches)
-            print(*(process.pid for process in pool._processes), flush=True)
+def end_during_an_epoch(end: str, folder: Path) -> None:
+    """With an open pool, in a session of its own, as a program ends."""
+    signal.alarm(120)
+    os.setsid()
+    sys.stderr = open(folder / f"{end}.err", "w", buffering=1)  # noqa: SIM115
+    os.dup2(sys.stderr.fileno(), 2)
+    pool = ReadingPool(ImageReader([noise(8, 8)] * 8, FIT).fill, FIT, 3, workers=2)
+    next(pool.read(BATCHES))
+    (folder / f"{end}.pids").write_text(" ".join(str(process.pid) for process in pool._processes))
+    try:
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if end == "stopped":
             signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT may be ignored by default
             os.killpg(0, signal.SIGINT)
-"""
+    finally:
+        multiprocessing.util._exit_function()
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
-def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
-    """The parent ends during an epoch with an open pool: normally, by SIGINT and by SIGKILL."""
-    root = write_tree(tmp_path / "images", {"a": 4, "b": 4})
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    subprocess.run([sys.executable, str(script), str(root)], cwd=tmp_path, timeout=240, check=True)
-    for end in ("done", "stopped", "killed"):
-        errors = (tmp_path / f"{end}.err").read_text()
-        assert errors.count("Traceback") == (1 if end == "stopped" else 0), errors  # the parent's
-        pids = list(map(int, (tmp_path / f"{end}.out").read_text().split()))
-        assert len(pids) == 2
-        deadline = time.monotonic() + 120
-        while any(map(alive, pids)):
-            assert time.monotonic() < deadline, end
-            time.sleep(0.01)
+@pytest.mark.parametrize(("end", "status"), [("done", 0), ("stopped", 1), ("killed", -signal.SIGKILL)])
+def test_no_worker_outlives_its_parent(tmp_path: Path, end: str, status: int) -> None:
+    assert ending(fork(lambda: end_during_an_epoch(end, tmp_path))) == status
+    errors = (tmp_path / f"{end}.err").read_text()
+    assert errors.count("Traceback") == (end == "stopped"), errors  # the parent's
+    pids = list(map(int, (tmp_path / f"{end}.pids").read_text().split()))
+    assert len(pids) == 2
+    deadline = time.monotonic() + 120
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -275,9 +244,6 @@ def test_each_pass_over_a_pool_reads_each_image_once(tmp_path: Path) -> None:
         expected = [reader(int(index), epoch) for index in order]
         np.testing.assert_array_equal(np.concatenate(read), np.stack(expected))
     pool.close()
-
-
-# The faults of a job
 
 
 def test_reasons_are_kept_for_a_few_and_counted_for_all() -> None:

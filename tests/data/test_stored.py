@@ -1,5 +1,3 @@
-"""DATA in a store: the same images, labels and names as on the disk, and one line for what is not read."""
-
 import shutil
 from pathlib import Path
 
@@ -41,7 +39,9 @@ def assert_same(one: Splits, other: Splits) -> None:
         assert np.array_equal(images.order(3, 1), others.order(3, 1))
 
 
-@pytest.mark.parametrize("splits", [("",), ("train", "val", "test")])
+@pytest.mark.parametrize(
+    ("store", "splits"), [("http", ("",)), ("s3", ("train", "val", "test"))], indirect=["store"]
+)
 def test_folder_is_read_like_a_local_one(store: Store, splits: tuple[str, ...]) -> None:
     for split in splits:
         write_tree(store.folder / "photos" / split, {"cat": 6, "big dog": 7})
@@ -62,39 +62,31 @@ def test_object_with_the_name_of_a_folder_is_rejected(s3_store: Store) -> None:
         open_data(url)
 
 
-def test_shards_are_read_like_local_ones(store: Store) -> None:
-    write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(store.folder / "photos"), store.folder / "shards", shard_mb=1)
-    url = store.add("shards")
-    assert_same(open_data(url), open_data(str(store.folder / "shards")))
-
-
 def requested_tars(store: Store, before: int) -> list[str]:
     """The shards of which something was read."""
     return [each for each in store.server.requests[before:] if ".tar" in each and each.startswith("GET")]
 
 
-def test_packed_shards_are_opened_without_reading_them(web_store: Store) -> None:
-    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(web_store.folder / "photos"), web_store.folder / "shards", shard_mb=1)
-    url = web_store.add("shards")
-    found, local = (read_data(place).by_name for place in (url, str(web_store.folder / "shards")))
+def packed(store: Store) -> str:
+    """The URL of packed shards of 18 images."""
+    write_tree(store.folder / "photos", {"cat": 9, "dog": 9})
+    pack(str(store.folder / "photos"), store.folder / "shards", shard_mb=1)
+    return store.add("shards")
+
+
+def test_packed_shards_are_opened_without_reading_them_and_read_like_local_ones(web_store: Store) -> None:
+    url, local = packed(web_store), str(web_store.folder / "shards")
+    images = read_data(url).by_name
     assert not requested_tars(web_store, 0)
-    for split, images in local.items():
-        assert np.array_equal(found[split].labels, images.labels)
-        for source, theirs in zip(found[split].sources, images.sources, strict=True):
+    for split, others in read_data(local).by_name.items():
+        for source, theirs in zip(images[split].sources, others.sources, strict=True):
             assert (source.name, source.offset, source.size) == (theirs.name, theirs.offset, theirs.size)
+    assert_same(open_data(url), open_data(local))
 
 
 @pytest.mark.parametrize("name", ["index.json", "samples.npz"])
-def test_file_beside_shards_that_is_too_large_is_not_fetched(
-    web_store: Store,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
-    url = web_store.add("shards")
+def test_file_beside_shards_that_is_too_large_is_not_fetched(web_store, name, monkeypatch) -> None:
+    url = packed(web_store)
     monkeypatch.setitem(MAX_BYTES, name, 10)
     with pytest.raises(
         UserError, match=rf"^{url}/{name}: [\d,]+ bytes, and {name} beside shards has at most 10"
@@ -104,10 +96,8 @@ def test_file_beside_shards_that_is_too_large_is_not_fetched(
 
 
 def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:
-    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
-    (web_store.folder / "shards" / "index.json").unlink()
-    url = web_store.add("shards")
+    url = packed(web_store)
+    (web_store.folder / "web" / "shards" / "index.json").unlink()
     first = read_data(url).by_name["train"]
     before = len(web_store.server.requests)
     assert requested_tars(web_store, 0)
@@ -118,71 +108,69 @@ def test_headers_of_other_shards_are_read_once(web_store: Store) -> None:
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
-def test_table_is_read_like_a_local_one(store: Store, place: str) -> None:
-    write_tree(store.folder / "data" / "images", {"cat": 6, "dog": 6})
-    folder = store.folder / "data"
+def test_table_is_read_like_a_local_one(web_store: Store, place: str) -> None:
+    write_tree(web_store.folder / "data" / "images", {"cat": 6, "dog": 6})
+    folder = web_store.folder / "data"
     rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.rglob("*.png"))]
     (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
-    url, local = store.add("data"), str(folder / "labels.csv")
+    url, local = web_store.add("data"), str(folder / "labels.csv")
     data, images = (f"{url}/labels.csv", None) if place == "beside" else (local, url)
     assert_same(open_data(data, table=TableOptions(images=images)), open_data(local))
 
 
-@pytest.mark.parametrize("kind", ["zip", "gztar"])
+@pytest.mark.parametrize(("store", "kind"), [("http", "zip"), ("s3", "gztar")], indirect=["store"])
 def test_archive_is_read_like_a_local_one(store: Store, kind: str) -> None:
     write_tree(store.folder / "photos", {"cat": 6, "dog": 6})
     archive = Path(shutil.make_archive(str(store.folder / "photos"), kind, store.folder / "photos"))
     assert_same(open_data(store.add(archive.name)), open_data(str(archive)))
 
 
-def test_one_picture_is_shown(store: Store) -> None:
-    write_picture(store.folder / "a.png")
-    (picture,) = open_pictures(store.add("a.png"))
-    expected = np.asarray(read_image(store.folder / "a.png"))
+def test_one_picture_is_shown(web_store: Store) -> None:
+    write_picture(web_store.folder / "a.png")
+    (picture,) = open_pictures(web_store.add("a.png"))
+    expected = np.asarray(read_image(web_store.folder / "a.png"))
     assert np.array_equal(np.asarray(read_image(picture)), expected)
-    there, absent, array = as_pictures([f"{store.url}/a.png", f"{store.url}/b.png", expected])
+    there, absent, array = as_pictures([f"{web_store.url}/a.png", f"{web_store.url}/b.png", expected])
     assert np.array_equal(np.asarray(read_image(there)), expected)
     assert array is expected
     with pytest.raises(StoreError, match=r"no such object, folder or bucket$"):
         read_image(absent)
     reader = ImageReader(None, Preprocess(image_size=(8, 8)))
     local, stored = (
-        reader.sources_of([place])[0] for place in (store.folder / "a.png", f"{store.url}/a.png")
+        reader.sources_of([place])[0] for place in (web_store.folder / "a.png", f"{web_store.url}/a.png")
     )
     assert np.array_equal(reader.preprocess.pixels(local), reader.preprocess.pixels(stored))
 
 
-def test_every_third_failing_request_changes_nothing(store: Store) -> None:
-    write_tree(store.folder / "photos", {"cat": 6, "dog": 7})
-    url = store.add("photos")
-    store.server.every_third_fails = True
-    store.server.cut = 2
-    assert_same(open_data(url), open_data(str(store.folder / "photos")))
+def test_every_third_failing_request_changes_nothing(web_store: Store) -> None:
+    write_tree(web_store.folder / "photos", {"cat": 6, "dog": 7})
+    url = web_store.add("photos")
+    web_store.server.every_third_fails = True
+    web_store.server.cut = 2
+    assert_same(open_data(url), open_data(str(web_store.folder / "photos")))
 
 
-def test_picture_that_changed_or_is_gone_is_an_unreadable_one(store: Store) -> None:
-    write_tree(store.folder / "photos", {"cat": 2})
-    url = store.add("photos")
+def test_picture_that_changed_or_is_gone_is_an_unreadable_one(web_store: Store) -> None:
+    write_tree(web_store.folder / "photos", {"cat": 2})
+    url = web_store.add("photos")
     first, second = stored_images(url)
-    write_picture(store.folder / "photos" / "cat" / "000.png", size=(9, 9), seed=9)
-    store.add("photos")
+    write_picture(web_store.folder / "photos" / "cat" / "000.png", size=(9, 9), seed=9)
+    web_store.add("photos")
     with pytest.raises(ImageError, match=rf"^{first}: cannot be read: changed since it was listed"):
         read_image(first)
     assert read_image(second).size
 
 
-def test_server_that_is_gone_makes_no_picture_unreadable(store: Store) -> None:
-    write_tree(store.folder / "photos", {"cat": 2})
-    first, _ = stored_images(store.add("photos"))
-    store.server.gone = True
+def test_server_that_is_gone_makes_no_picture_unreadable(web_store: Store) -> None:
+    write_tree(web_store.folder / "photos", {"cat": 2})
+    first, _ = stored_images(web_store.add("photos"))
+    web_store.server.gone = True
     with pytest.raises(StoreError, match="does not answer"):
         read_image(first)
 
 
 def test_shard_that_changed_stops_the_run(web_store: Store) -> None:
-    write_tree(web_store.folder / "photos", {"cat": 9, "dog": 9})
-    pack(str(web_store.folder / "photos"), web_store.folder / "shards")
-    images = open_data(web_store.add("shards")).train
+    images = open_data(packed(web_store)).train
     shutil.rmtree(web_store.folder / "cache")
     for path in (web_store.folder / "shards").glob("*.tar"):
         path.write_bytes(path.read_bytes() + bytes(10240))

@@ -1,5 +1,3 @@
-"""Targets: counts, subsets, other lists of classes, shares of classes, and their form in files."""
-
 import json
 
 import numpy as np
@@ -49,16 +47,13 @@ def test_sets_of_classes_are_read_back_from_json(labels: np.ndarray) -> None:
     assert ClassSets.of_names(targets.names(), NAMES) == targets
 
 
-@pytest.mark.parametrize("values", [[[0], 1], [[0, 3]], [[True]], [["ant"]], [[0.0]]])
-def test_a_set_with_what_is_no_class_is_rejected(values: list) -> None:
-    with pytest.raises(ValueError, match="of its 3 classes"):
-        targets_from_json(values, NAMES)
-
-
-def test_other_labels_or_classes_are_other_targets() -> None:
-    targets = ClassIndices(np.array([0, 1]), NAMES)
-    assert targets != ClassIndices(np.array([0, 2]), NAMES)
-    assert targets != ClassIndices(np.array([0, 1]), NAMES[::-1])
+def test_values_that_are_no_labels_of_the_classes_are_rejected() -> None:
+    for values in ([[0], 1], [[0, 3]], [[True]], [["ant"]], [[0.0]]):
+        with pytest.raises(ValueError, match="of its 3 classes"):
+            targets_from_json(values, NAMES)
+    for value in (3, -1, 0.0, True, "0", None, [0], 10**30):
+        with pytest.raises(ValueError, match="without a label of its 3 classes"):
+            targets_from_json([0, value], NAMES)
 
 
 @pytest.mark.parametrize("kind", [ClassIndices, ClassSets])
@@ -83,15 +78,12 @@ def test_differing_labels_are_found_by_pair() -> None:
     assert targets.differ(np.array([], np.int64), np.array([], np.int64)).tolist() == []
 
 
-@pytest.mark.parametrize(("counts", "uneven"), [([3, 1, 0], False), ([4, 1, 0], True), ([9, 0, 0], False)])
-def test_targets_are_uneven_from_a_ratio_on(counts: list[int], uneven: bool) -> None:
-    assert ClassIndices(np.repeat(np.arange(3), counts), NAMES).uneven == uneven
-
-
-@pytest.mark.parametrize("value", [3, -1, 0.0, True, "0", None, [0], 10**30])
-def test_a_value_that_is_no_label_of_the_classes_is_rejected(value: object) -> None:
-    with pytest.raises(ValueError, match="without a label of its 3 classes"):
-        targets_from_json([0, value], NAMES)
+def test_other_labels_or_classes_are_other_targets_and_uneven_from_a_ratio_on() -> None:
+    targets = ClassIndices(np.array([0, 1]), NAMES)
+    assert targets != ClassIndices(np.array([0, 2]), NAMES)
+    assert targets != ClassIndices(np.array([0, 1]), NAMES[::-1])
+    for counts, uneven in (([3, 1, 0], False), ([4, 1, 0], True), ([9, 0, 0], False)):
+        assert ClassIndices(np.repeat(np.arange(3), counts), NAMES).uneven == uneven
 
 
 def test_predictions_are_compared_with_loops() -> None:

@@ -1,5 +1,3 @@
-"""Wrong answers get the hint that names their fault: mutants of our own answers, and errors in a file."""
-
 import os
 from pathlib import Path
 
@@ -10,6 +8,9 @@ from vitascope_lessons.exercises import NAMES, TO_WRITE, exercise_text, path_of,
 from vitascope_lessons.faults import faults
 from vitascope_lessons.solutions import SOLUTIONS
 
+CLASS, NO_CLASS = "x_class.expand(B, -1, -1)", "(3, 8, 24), expected (3, 9, 24): the class token is missing"
+LAYER_NORM = "__import__('torch').layer_norm"
+HALVES = "z = MSA(LN_1(z)) + z\n    return MLP(LN_2(z)) + z"
 MUTANTS = [
     # exercise, what of our answer is replaced, by what, and a part of the hint
     ("patches", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 1, 2, 3, 4, 5)", "a reshape alone does not cut"),
@@ -23,29 +24,14 @@ MUTANTS = [
     ("patches", "x_p @ E", "(x_p @ E).mT.unflatten(2, (H // P, W // P))", "`flatten(2).transpose(1, 2)`"),
     ("patches", "x_p @ E", "(x_p @ E).transpose(0, 1)", "the values are right, and the axes are in another"),
     ("patches", "B, -1, C * P * P)", "B, -1, 3 * P * P)", "take all sizes from the inputs"),
-    (
-        "patches",
-        "reshape(B, C, H // P, P, W // P,",
-        "view(-1).view(B, C, H // P, P, -1,",
-        "view size is not compatible",
-    ),
+    ("patches", "reshape(B, C, H // P, P, W // P,", "view(-1).view(B, C, H // P, P, -1,", "view size is not"),
     ("patches", "reshape(B, -1,", "reshape(B, 8,", "take all sizes from the inputs"),
-    ("positions", "[x_class.expand(B, -1, -1), embedded]", "[embedded]", "[embedded]"),
-    (
-        "positions",
-        "torch.cat([x_class.expand(B, -1, -1), embedded], dim=1) + E_pos",
-        "embedded + E_pos[:, 1:]",
-        "shape (3, 8, 24), expected (3, 9, 24): the class token is missing",
-    ),
+    ("positions", f"[{CLASS}, embedded]", "[embedded]", "[embedded]"),
+    ("positions", f"torch.cat([{CLASS}, embedded], dim=1) + E_pos", "embedded + E_pos[:, 1:]", NO_CLASS),
     ("positions", " + E_pos", "", "position embeddings are missing"),
     ("positions", " + E_pos", " * E_pos", "added, not multiplied"),
     ("positions", "), embedded]", "), embedded + E_pos[:, 1:]]", "position embeddings twice"),
-    (
-        "positions",
-        "[x_class.expand(B, -1, -1), embedded]",
-        "[embedded, x_class.expand(B, -1, -1)]",
-        "put it first",
-    ),
+    ("positions", f"[{CLASS}, embedded]", f"[embedded, {CLASS}]", "put it first"),
     ("positions", "x_class.expand", "torch.zeros_like(x_class).expand", "the first token is empty"),
     ("positions", "expand(B", "expand(3", "take all sizes from the inputs"),
     ("attention", " / q.shape[-1] ** 0.5", "", "the scale is missing"),
@@ -64,12 +50,7 @@ MUTANTS = [
     ("attention", "A @ v", "A.detach() @ v", "no gradient reaches q"),
     ("multi_head", ".flatten(2) @ U_msa", ".flatten(2)", "the multiplication by U_msa is missing"),
     ("multi_head", "transpose(1, 2).flatten(2)", "reshape(z.shape)", "joined in the wrong order"),
-    (
-        "multi_head",
-        "(3, heads, -1)).permute(2, 0, 3, 1, 4)",
-        "(heads, 3, -1)).permute(3, 0, 2, 1, 4)",
-        "by head first",
-    ),
+    ("multi_head", "(3, heads, -1)).permute(2, 0, 3,", "(heads, 3, -1)).permute(3, 0, 2,", "by head first"),
     ("multi_head", "transpose(1, 2)", "permute(0, 2, 3, 1)", "interleaved; put them side by side"),
     ("multi_head", "q, k, v = ", "k, q, v = ", "mixed up"),
     ("multi_head", "(3, heads, -1)", "(3, 1, -1)", "one head of width D"),
@@ -86,26 +67,11 @@ MUTANTS = [
     ("block", "MLP(LN_2(z))", "MLP(LN_1(z))", "use LN_2"),
     ("block", "MSA(LN_1(z))", "MSA(z)", "LN_1, is missing"),
     ("block", "z = MSA(LN_1(z)) + z", "z += MSA(LN_1(z))", "changes its input z"),
-    (
-        "block",
-        "z = MSA(LN_1(z)) + z\n    return MLP(LN_2(z)) + z",
-        "return MLP(LN_2(MSA(LN_1(z)))) + z",
-        "one residual connection spans both halves",
-    ),
-    (
-        "block",
-        "z = MSA(LN_1(z)) + z\n    return MLP(LN_2(z)) + z",
-        "z = LN_1(z)\n    z = LN_2(MSA(z) + z)\n    return MLP(z) + z",
-        "both halves add the normalized tokens",
-    ),
+    ("block", HALVES, "return MLP(LN_2(MSA(LN_1(z)))) + z", "one residual connection spans both halves"),
+    ("block", HALVES, "z = LN_1(z); z = LN_2(MSA(z) + z); return MLP(z) + z", "add the normalized tokens"),
     ("block", "z = MSA", "y = MSA", "attention is missing, or its result is lost"),
     ("pool", "LN(z[:, 0])", "LN(z).mean(dim=1)", "the mean of all tokens"),
-    (
-        "pool",
-        "LN(z[:, 0])",
-        "__import__('torch').layer_norm(z[:, 0], z.shape[-1:])",
-        "without learned weights; call LN",
-    ),
+    ("pool", "LN(z[:, 0])", f"{LAYER_NORM}(z[:, 0], z.shape[-1:])", "without learned weights; call LN"),
     ("pool", "LN(z[:, 0])", "z[:, 0]", "the layer norm is missing"),
     ("pool", "z[:, 0]", "z[:, -1]", "this is the last token"),
     ("pool", "z[:, 0]", "z[0]", "this is the first image"),
@@ -120,12 +86,7 @@ MUTANTS = [
     ("loss", "log_softmax(dim=-1)", "log_softmax(dim=0)", "over the images, not over the classes"),
     ("loss", "log_softmax(dim=-1)", "softmax(dim=-1).log()", "for logits of 1000 your loss is inf"),
     ("loss", "[images, labels]", "[:, labels]", "takes the labels of all images from every row"),
-    (
-        "loss",
-        "    return -logits",
-        "    with torch.no_grad():\n        return -logits",
-        "no gradient reaches logits",
-    ),
+    ("loss", "return -logits", "with torch.no_grad(): return -logits", "no gradient reaches logits"),
 ]
 """Small edits of our own answers."""
 
@@ -138,9 +99,7 @@ def hint_for(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "old", "new", "hint"), MUTANTS)
-def test_mutant_gets_the_hint_that_names_its_fault(
-    name: str, old: str, new: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutant_gets_the_hint_that_names_its_fault(name, old, new, hint, tmp_path, monkeypatch) -> None:
     answer = solution_text(name)
     body = answer[exercise_text(name).index(TO_WRITE) :]
     assert body.count(old) == 1, f"{old!r} is not once in {body!r}"
@@ -160,9 +119,7 @@ def test_mutant_gets_the_hint_that_names_its_fault(
         ("F.gelu(W_1) @ W_2 @ z", "5_mlp.py，第 15 行：return F.gelu(W_1) @ W_2 @ z\nRuntimeError: "),
     ],
 )
-def test_hints_are_in_the_readers_language(
-    new: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hints_are_in_the_readers_language(new: str, hint: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     found = hint_for(Path(), "mlp", solution_text("mlp").replace("F.gelu(z @ W_1) @ W_2", new))
@@ -192,22 +149,10 @@ def test_exercise_is_to_do_until_its_function_has_a_statement(tmp_path: Path) ->
 
 
 ERRORS = [
-    (
-        "return F.gelu(z @ W_1) @ W_2",
-        "return F.gelu(z @ W_1 @ W_2",
-        "line {}: return F.gelu(z @ W_1 @ W_2\nSyntaxError:",
-    ),
-    (
-        "return F.gelu(z @ W_1) @ W_2",
-        "return G.gelu(z @ W_1) @ W_2",
-        "line {}: return G.gelu(z @ W_1) @ W_2\nNameError:",
-    ),
+    ("W_1) @ W_2", "W_1 @ W_2", "line {}: return F.gelu(z @ W_1 @ W_2\nSyntaxError:"),
+    ("return F.gelu", "return G.gelu", "line {}: return G.gelu(z @ W_1) @ W_2\nNameError:"),
     ("z @ W_1", "W_1 @ z", "return F.gelu(W_1 @ z) @ W_2\nRuntimeError:"),
-    (
-        "def mlp(z: Tensor, W_1: Tensor, W_2: Tensor)",
-        "def mlp(z: Tensor)",
-        "takes 1 positional argument but 3 were",
-    ),
+    ("mlp(z: Tensor, W_1: Tensor, W_2: Tensor)", "mlp(z: Tensor)", "takes 1 positional argument but 3 were"),
     ("def mlp", "def my_mlp", "5_mlp.py has no function `mlp`: keep its name"),
     ("return ", "result = ", "returns nothing: is `return` missing?"),
     ("return ", "return 1, ", "returns a tuple; it should return a tensor of shape (3, 9, 24)"),

@@ -1,5 +1,3 @@
-"""A reader's file that stops, ends Python or changes torch gets its hint, and the others are checked."""
-
 import ast
 import faulthandler
 import os
@@ -56,9 +54,7 @@ def test_no_file_ends_or_changes_another_check(tmp_path: Path) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_file_that_waits_is_stopped_and_unreadable_ones_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_waits_is_stopped_and_unreadable_ones_are_shown(tmp_path: Path, monkeypatch) -> None:
     write_exercises(tmp_path)
     path_of(tmp_path, "mlp").write_text("import time\ntime.sleep(1e6)\n")
     for name in ("patches", "loss"):

@@ -1,7 +1,6 @@
-"""Stores: listings, reads of one version, and one line for every fault."""
-
 import errno
 import itertools
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -46,70 +45,45 @@ def test_urls_have_a_known_scheme() -> None:
         find_object("ftp://host/a")
 
 
-def test_walk_lists_files_before_folders_by_name_without_hidden_ones(store: Store) -> None:
+def test_every_name_of_a_store_is_listed_and_read(s3_store: Store) -> None:
+    names = {"#1.png", "what?.png", "a%20b.png", "a b.png", "a+b&c.png", "é.png"}
+    for name in names:
+        write(s3_store.folder / "data" / name)
+    objects = list(walk(s3_store.add("data")))
+    assert {name_in(each.url, f"{s3_store.url}/data") for each in objects} == names
+    assert all(read_range(each, 0, 10) == b"0123456789" for each in objects)
+
+
+def test_object_with_the_name_of_a_folder_is_listed_unless_it_only_marks_it(s3_store: Store) -> None:
+    empty, full = write(s3_store.folder / "empty", b""), write(s3_store.folder / "full")
+    for folder, name in (("data", "cat"), ("more", "cat/")):
+        url = f"{s3_store.url}/{folder}"
+        s3_store.put(empty, f"{folder}/{name}")
+        s3_store.put(full, f"{folder}/cat/1.png")
+        assert [name_in(each.url, url) for each in walk(url)] == ["cat/1.png"]
+        s3_store.put(full, f"{folder}/{name}")
+        if name == "cat":
+            assert [name_in(each.url, url) for each in walk(url)] == ["cat", "cat/1.png"]
+        else:
+            with pytest.raises(StoreError):  # a folder without a name
+                list(walk(url))
+
+
+def test_files_are_walked_before_folders_by_name_and_passing_faults_change_nothing(store: Store) -> None:
     url = filled(store)
     names = ["b.txt", "c.txt", "a/1.txt", "a/2.txt", "a/b/3.txt"]
-    assert [name_in(each.url, url) for each in walk(url)] == names
-    assert [each.size for each in walk(url)] == [10] * 5
+    expected = list(walk(url))
+    assert [(name_in(each.url, url), each.size) for each in expected] == [(name, 10) for name in names]
     assert [each.url for each in list_folder(f"{url}/")[0]] == [f"{url}/b.txt", f"{url}/c.txt"]
     assert find_object(url) is None
-    assert find_object(f"{url}/a/1.txt") in walk(url)
-
-
-@pytest.mark.parametrize("store", ["s3"], indirect=True)
-@pytest.mark.parametrize("name", ["#1.png", "what?.png", "a%20b.png", "a b.png", "a+b&c.png", "é.png"])
-def test_every_name_of_a_store_is_listed_and_read(store: Store, name: str) -> None:
-    write(store.folder / "data" / name)
-    (found,) = walk(store.add("data"))
-    assert name_in(found.url, f"{store.url}/data") == name
-    assert read_range(found, 0, 10) == b"0123456789"
-
-
-def test_folder_without_a_name_is_reported(s3_store: Store) -> None:
-    s3_store.put(write(s3_store.folder / "a"), "data/cat//2.png")
-    with pytest.raises(StoreError, match=r"team/data/cat//: a folder without a name"):
-        list(walk(f"{s3_store.url}/data"))
-
-
-@pytest.mark.parametrize("name", ["cat", "cat/"])
-def test_object_with_the_name_of_a_folder_is_listed_unless_it_only_marks_it(
-    s3_store: Store, name: str
-) -> None:
-    s3_store.put(write(s3_store.folder / "empty", b""), f"data/{name}")
-    s3_store.put(write(s3_store.folder / "full"), "data/cat/1.png")
-    url = f"{s3_store.url}/data"
-    assert [name_in(each.url, url) for each in walk(url)] == ["cat/1.png"]
-    s3_store.put(s3_store.folder / "full", f"data/{name}")
-    if name == "cat":
-        assert [name_in(each.url, url) for each in walk(url)] == ["cat", "cat/1.png"]
-    else:
-        with pytest.raises(StoreError, match="a folder without a name"):
-            list(walk(url))
-
-
-@pytest.mark.parametrize("fault", ["every_third_fails", "cut", "seconds"])
-def test_passing_faults_change_nothing(store: Store, fault: str) -> None:
-    url = filled(store)
-    expected = list(walk(url))
-    setattr(store.server, fault, {"every_third_fails": True, "cut": 4, "seconds": 0.05}[fault])
-    for _ in range(3):
-        assert list(walk(url)) == expected
-        assert read_range(expected[0], 1, 10) == b"123456789"
+    assert find_object(f"{url}/a/1.txt") in expected
+    for fault, value in (("cut", 4), ("seconds", 0.02), ("every_third_fails", True)):
+        setattr(store.server, fault, value)
+        for _ in range(1 if fault == "seconds" else 3):
+            assert list(walk(url)) == expected
+            assert read_range(expected[0], 1, 10) == b"123456789"
+        store.server.seconds = 0.0
     assert store.server.cut == 0
-
-
-def test_server_that_is_gone_is_one_line(store: Store) -> None:
-    url = filled(store)
-    found = find_object(f"{url}/b.txt")
-    assert found is not None
-    store.server.gone = True
-    for call in (lambda: find_object(url), lambda: list(walk(url)), lambda: read_range(found, 0, 4)):
-        before = len(store.server.requests)
-        with pytest.raises(StoreError, match="does not answer as it should") as caught:
-            call()
-        assert str(caught.value).startswith(url)
-        assert "\n" not in str(caught.value)
-        assert len(store.server.requests) - before <= 4 * stores.ATTEMPTS
 
 
 def test_server_that_hangs_is_one_line(web_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,56 +98,59 @@ def test_server_that_hangs_is_one_line(web_store: Store, monkeypatch: pytest.Mon
     web_store.server.seconds = 0.0
 
 
-def test_object_that_changed_is_not_read(store: Store) -> None:
+def test_missing_places_changed_objects_and_a_server_that_is_gone_are_one_line(store: Store) -> None:
     url = filled(store)
+    with pytest.raises(StoreError, match=f"^{url}/none: no such object, folder or bucket$"):
+        find_object(f"{url}/none")
+    with pytest.raises(StoreError, match=f"^{url}/none: no such folder or bucket$"):
+        list(walk(f"{url}/none"))
     found = find_object(f"{url}/b.txt")
     assert found is not None
     write(store.folder / "data" / "b.txt", b"abcdefghij")  # of the same size
     store.add("data")
-    with pytest.raises(ChangedError, match="changed since it was listed"):
+    with pytest.raises(ChangedError):
         read_range(found, 0, 4)
+    store.server.gone = True
+    for call in (lambda: find_object(url), lambda: list(walk(url)), lambda: read_range(found, 0, 4)):
+        before = len(store.server.requests)
+        with pytest.raises(StoreError, match="does not answer as it should") as caught:
+            call()
+        assert str(caught.value).startswith(url)
+        assert "\n" not in str(caught.value)
+        assert len(store.server.requests) - before <= 4 * stores.ATTEMPTS
 
 
-def test_missing_places_are_one_line(store: Store) -> None:
-    url = f"{filled(store)}/none"
-    with pytest.raises(StoreError, match=f"^{url}: no such object, folder or bucket$"):
-        find_object(url)
-    with pytest.raises(StoreError, match=f"^{url}: no such folder or bucket$"):
-        list(walk(url))
-
-
-def test_missing_bucket_is_one_line(s3_store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"^s3://none/a: no such object, folder or bucket$"):
-        find_object("s3://none/a")
-    with pytest.raises(StoreError, match=r"^s3://none: no such folder or bucket$"):
-        list(walk("s3://none"))
-    with pytest.raises(StoreError, match=r"^s3://none/a: cannot be written: no such bucket$"):
-        upload(write(tmp_path / "a"), "s3://none/a")
-
-
-def test_expired_credentials_are_one_line(s3_store: Store) -> None:
-    url = filled(s3_store)
-    s3_store.server.expired = True
-    with pytest.raises(StoreError, match=r"no access: The provided token has expired.*set AWS_ACCESS_KEY_ID"):
-        list(walk(url))
-    with pytest.raises(StoreError, match="no access"):
-        find_object(url)
-
-
-def test_missing_credentials_are_one_line(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_buckets_folders_without_a_name_and_credentials_are_one_line(
+    s3_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import s3fs
 
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    file, url = write(s3_store.folder / "a"), filled(s3_store)
+    s3_store.put(file, "other/cat//2.png")
+    access = "; set AWS_ACCESS_KEY_ID"
+
+    def check(call: Callable[[], object], match: str) -> None:
+        with pytest.raises(StoreError, match=match):
+            call()
+
+    check(lambda: find_object("s3://none/a"), "^s3://none/a: no such object, folder or bucket$")
+    check(lambda: list(walk("s3://none")), "^s3://none: no such folder or bucket$")
+    check(lambda: upload(file, "s3://none/a"), "^s3://none/a: cannot be written: no such bucket$")
+    check(lambda: list(walk(f"{s3_store.url}/other")), r"team/other/cat//: a folder without a name")
+    s3_store.server.expired = True
+    check(lambda: list(walk(url)), f"no access: The provided token has expired.*{access[2:]}")
+    check(lambda: find_object(url), "no access")
+    s3_store.server.expired = False
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(StoreError, match=r"no access: Unable to locate credentials; set AWS_ACCESS_KEY_ID"):
-        find_object(f"s3://{BUCKET}/files")
+    check(lambda: find_object(f"s3://{BUCKET}/files"), f"no access: Unable to locate credentials{access}")
 
 
 class FailingClient:
     """A library of a store that raises an error when a file is uploaded."""
 
-    def __init__(self, error: BaseException | None) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error, self.calls = error, 0
 
     def _strip_protocol(self, url: str) -> str:
@@ -181,68 +158,51 @@ class FailingClient:
 
     def put_file(self, path: str, place: str) -> None:
         self.calls += 1
-        if isinstance(self.error, RuntimeError):
-            raise self.error from OSError(errno.ENOSPC, "No space left on device")
-        if self.error is not None:
-            raise self.error
+        cause = OSError(errno.ENOSPC, "No space left on device")
+        raise self.error from cause if isinstance(self.error, RuntimeError) else None
 
 
-@pytest.fixture
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FailingClient:
-    found = FailingClient(getattr(request, "param", None))
-    monkeypatch.setattr(stores, "_file_system", lambda url: found)
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> FailingClient:
+    client = FailingClient(error)
+    monkeypatch.setattr(stores, "_file_system", lambda url: client)
     monkeypatch.setenv("VITASCOPE_CACHE", "/full")
-    return found
+    return client
 
 
 @pytest.mark.parametrize(
-    ("client", "line"),
+    ("error", "line"),
     [
-        (
-            OSError(errno.ENOSPC, "No space left on device"),
-            r"/full: No space left on device \(.* MB are free",
-        ),
+        (OSError(errno.ENOSPC, "No space left"), r"/full: No space left \(.* MB are free there\); make room"),
         (
             RuntimeError("a wrapped one"),
             r"/full: No space left on device \(.* MB are free there\); make room",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "/full/a"), "/full/a: Permission denied.*_CACHE"),
-        (
-            PermissionError(errno.EACCES, "Permission denied", "/keys"),
-            "machine fails, not the store: /keys: Perm",
-        ),
+        (PermissionError(errno.EACCES, "Permission denied", "/keys"), "not the store: /keys: Perm"),
         (
             FileNotFoundError(errno.ENOENT, "No such file", "/full/a"),
             "/full/a: No such file.*VITASCOPE_CACHE",
         ),
-        (
-            OSError(errno.EMFILE, "Too many open files"),
-            "machine fails, not the store: Too many.*; start fewer",
-        ),
+        (OSError(errno.EMFILE, "Too many open files"), "not the store: Too many.*; start fewer"),
     ],
-    indirect=["client"],
 )
-def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(
-    client: FailingClient, line: str
-) -> None:
+def test_failure_of_this_machine_is_not_reported_as_one_of_the_store(monkeypatch, error, line: str) -> None:
+    client = failing(monkeypatch, error)
     with pytest.raises(StoreError, match=rf"^s3://bucket/a: .*{line}") as caught:
         upload(Path(__file__), "s3://bucket/a")
     assert "does not answer" not in str(caught.value)
     assert client.calls == 1
 
 
-@pytest.mark.parametrize(
-    "client", [PermissionError("Access Denied"), OSError(errno.EBUSY, "x")], indirect=True
-)
-def test_error_of_a_server_that_is_an_oserror_is_one_of_the_store(client: FailingClient) -> None:
-    with pytest.raises(StoreError, match=r"no access|does not answer as it should"):
-        upload(Path(__file__), "s3://bucket/a")
-
-
-@pytest.mark.parametrize("client", [TypeError("not a mapping")], indirect=True)
-def test_answer_that_a_library_does_not_understand_is_one_line(client: FailingClient) -> None:
-    with pytest.raises(StoreError, match="does not answer as it should: not a mapping"):
-        upload(Path(__file__), "s3://bucket/a")
+def test_other_errors_of_a_server_and_of_its_library_are_those_of_the_store(monkeypatch) -> None:
+    for error, line in (
+        (PermissionError("Access Denied"), "no access"),
+        (OSError(errno.EBUSY, "x"), "does not answer as it should"),
+        (TypeError("not a mapping"), "does not answer as it should: not a mapping"),
+    ):
+        failing(monkeypatch, error)
+        with pytest.raises(StoreError, match=line):
+            upload(Path(__file__), "s3://bucket/a")
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

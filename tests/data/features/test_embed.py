@@ -1,5 +1,3 @@
-"""`embed`: features of any data, in memory and in files."""
-
 import dataclasses
 import json
 import os
@@ -25,6 +23,7 @@ from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.models.engines.compute import Compute
 from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.runtimes import ProgramEngine
 from vitascope.models.weights.loading import save_pretrained
 
 HERE = {"compute": Compute(device="cpu", workers=0, precision="fp32")}
@@ -59,9 +58,7 @@ def test_features_are_bitwise_those_of_the_model_for_the_same_pixels(photos: Pat
 
 
 @pytest.mark.parametrize("place", [-1, 0.3])
-def test_damaged_byte_in_the_cache_changes_no_feature(
-    photos: Path, tmp_path: Path, place: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_byte_in_the_cache_changes_no_feature(photos: Path, tmp_path, place: float, caplog) -> None:
     right = embed(small_model(), photos, **HERE).features
     (path,) = (tmp_path / "cache" / "features").glob("*/*.safetensors")
     content = bytearray(path.read_bytes())
@@ -128,11 +125,15 @@ def test_classes_whose_names_are_no_utf8_are_targets_too(tmp_path: Path, suffix:
     found = embed(small_model(), tmp_path / "photos", out=tmp_path / f"f{suffix}" if suffix else None, **HERE)
     assert found.made["class_names"] == [r"caf\udcff", "dog"]
     assert found.targets.labels.tolist() == [0, 0, 1, 1]
+    write_picture(tmp_path / "photos" / "loose.png", seed=9)
+    partly = embed(small_model(), tmp_path / "photos", **HERE)
+    assert partly.labels.tolist().count("") == 1
+    with pytest.raises(UserError, match="1 of 5 images have no label"):
+        _ = partly.targets
+    assert partly.subset(partly.labels != "").targets.labels.tolist() == [0, 0, 1, 1]
 
 
-def test_unreadable_images_are_left_out_and_named(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_images_are_left_out_and_named(photos: Path, tmp_path: Path, monkeypatch) -> None:
     (photos / "train" / "cat" / "001.png").write_bytes(b"broken")
     for options in ({}, {"out": tmp_path / "f.npz"}):
         found = embed(small_model(), photos, **options, **HERE)
@@ -146,110 +147,70 @@ def test_unreadable_images_are_left_out_and_named(
         embed(small_model(), "broken.png", **HERE)
 
 
-def test_more_features_than_fit_into_memory_are_refused_with_the_numbers(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MEMORY_GB", 5e-7)
-    with pytest.raises(
-        UserError, match=r"9 features of 16 numbers take 0\.0 GB, and at most 5e-07 GB .*: set out"
-    ):
-        embed(small_model(), photos, **HERE)
-    assert len(embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)) == 9
-
-
-def test_features_are_cached_when_their_file_cannot_be_written(
+def test_features_that_fit_neither_into_memory_nor_on_the_disk_are_refused(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, size: int) -> None:
         raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as small:
+        small.setattr(module, "MEMORY_GB", 5e-7)
+        with pytest.raises(UserError, match=r"9 features of 16 .* 0\.0 GB, and at most 5e-07 GB .*: set out"):
+            embed(small_model(), photos, **HERE)
+        assert len(embed(small_model(seed=1), photos, out=tmp_path / "f.npy", **HERE)) == 9
     with monkeypatch.context() as disk:
         disk.setattr("vitascope.data.features.embedding_file.check_room", full)
         with pytest.raises(UserError, match=r"No space left .*the features in the cache are kept") as failure:
-            embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)
+            embed(small_model(), photos, out=tmp_path / "g.npy", **HERE)
     assert embed(small_model(), photos, **HERE).computed == 0
     assert failure.value is not None  # its traceback has held the frames of the failed call until here
 
 
-def test_model_is_left_as_it_was(photos: Path) -> None:
+def test_model_is_left_as_it_was_and_features_of_another_are_rejected(photos: Path, tmp_path: Path) -> None:
     model = small_model().double().train()
     embed(model, photos, **HERE)
     assert model.training
     assert next(model.parameters()).dtype == torch.float64
-
-
-def test_model_and_data_exchanged_are_one_line(photos: Path, tmp_path: Path) -> None:
-    save_pretrained(small_model(), tmp_path / "model")
-    for data in (tmp_path / "model", tmp_path / "model" / "model.safetensors"):
-        with pytest.raises(
-            UserError, match="is a model, and no images: the model comes first, then the data"
-        ):
-            embed(photos, data, **HERE)
-    assert len(embed(tmp_path / "model", photos, **HERE)) == 9
-
-
-def test_features_of_another_body_are_rejected_with_both_names(photos: Path, tmp_path: Path) -> None:
-    save_pretrained(small_model(), tmp_path / "one")
-    save_pretrained(small_model(seed=1), tmp_path / "two")
+    for name, seed in (("one", 0), ("two", 1)):
+        save_pretrained(small_model(seed=seed), tmp_path / name)
     found = embed(tmp_path / "one", photos, **HERE)
+    assert len(found) == 9
     found.check_model(tmp_path / "one")
     found.check_model(small_model(num_classes=3))
     found.check_model(TorchEngine(small_model(), device="cpu"))
     with pytest.raises(UserError, match=r"these features are of one \(\w{12}\), not of two \(\w{12}\)"):
         found.check_model(tmp_path / "two")
+    for data in (tmp_path / "one", tmp_path / "one" / "model.safetensors"):
+        with pytest.raises(UserError, match="the model comes first, then the data"):
+            embed(photos, data, **HERE)
 
 
-def test_exported_features_are_embedded_and_cached_like_those_of_the_model(
-    photos: Path, tmp_path: Path
-) -> None:
-    for library in ("onnxscript", "onnxruntime"):
-        pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
-    model = small_model(depth=1)
+def test_exported_features_are_embedded_and_cached_like_those_of_the_model(photos: Path, tmp_path) -> None:
+    model, path = small_model(depth=1), tmp_path / "body.pt2"
     write_picture(photos / "train" / "cat" / "wide.png", size=(30, 50))
     (photos / "train" / "cat" / "001.png").write_bytes(b"broken")
-    vs.export(model, tmp_path / "body.onnx", features=True, images=noise(40, 36))
+    vs.export(model, path, format="torch", features=True, images=noise(40, 36))
+    body = ProgramEngine(path)
     own = embed(model, photos, **HERE)
     for computed in (9, 0):  # those of the model are not taken for those of the file
-        found = embed(tmp_path / "body.onnx", photos, compute=Compute(workers=0, batch_size=4))
+        found = embed(body, photos, compute=Compute(workers=0, batch_size=4))
         assert found.images.tolist() == own.images.tolist()
         np.testing.assert_allclose(found.features, own.features, atol=5e-3)
         assert (found.computed, len(found.unreadable)) == (computed, 1)
     found.check_model(model)
-    own.check_model(tmp_path / "body.onnx")
+    own.check_model(body)
     (tmp_path / "photo.png").write_bytes(b"broken")
-    with pytest.raises(UserError, match="none of 1 image can be read"):
-        embed(tmp_path / "body.onnx", tmp_path / "photo.png", compute=Compute(workers=0))
+    with pytest.raises(UserError):
+        embed(body, tmp_path / "photo.png", compute=Compute(workers=0))
 
 
-def test_targets_of_partly_labelled_images_are_rejected(tmp_path: Path) -> None:
-    write_tree(tmp_path / "photos", {"cat": 2, "dog": 2})
-    write_picture(tmp_path / "photos" / "loose.png", seed=9)
-    found = embed(small_model(), tmp_path / "photos", **HERE)
-    assert found.labels.tolist().count("") == 1
-    with pytest.raises(UserError, match="1 of 5 images have no label"):
-        _ = found.targets
-    assert found.subset(found.labels != "").targets.labels.tolist() == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"pool": "max"}, "pool must be 'cls', 'mean', 'cls_mean' or null"),
-        ({"layer": "last"}, "layer must be a whole number"),
-    ],
-)
-def test_impossible_requests_are_one_line(photos: Path, options: dict, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        embed(small_model(), photos, **{**HERE, **options})
-
-
-def test_file_that_does_not_say_how_it_was_made_is_rejected(photos: Path, tmp_path: Path) -> None:
+def test_impossible_requests_and_files_of_another_making_are_rejected(photos: Path, tmp_path: Path) -> None:
+    for options in ({"pool": "max"}, {"layer": "last"}):
+        with pytest.raises(UserError):
+            embed(small_model(), photos, **{**HERE, **options})
     np.savez(tmp_path / "f.npz", image=["a"], split=["all"], feature=np.zeros((1, 2), np.float32), made="{}")
     with pytest.raises(UserError, match=r"f\.npz: not a file of features of `vitascope embed`: "):
         vs.Embeddings.load(tmp_path / "f.npz")
-
-
-def test_features_of_another_number_of_images_are_rejected(photos: Path, tmp_path: Path) -> None:
     embed(small_model(), photos, out=tmp_path / "f.npy", **HERE)
     np.save(tmp_path / "f.npy", np.zeros((3, 16), np.float32))
     with pytest.raises(UserError, match="3 features of 9 images"):
@@ -278,8 +239,13 @@ def without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("data", ["pictures", "pictures/b", "labels.csv", "photos"])
-@pytest.mark.parametrize("suffix", [".npz", ".npy", PARQUET])
+@pytest.mark.parametrize(
+    ("data", "suffix"),
+    [
+        *(("pictures", ".npz"), ("pictures/b", ".npy"), ("labels.csv", ".npz"), ("photos", ".npy")),
+        pytest.param("labels.csv", *PARQUET.values, marks=PARQUET.marks),
+    ],
+)
 @pytest.mark.usefixtures("without_ray")
 def test_file_is_bitwise_that_of_one_process(photos: Path, tmp_path: Path, data: str, suffix: str) -> None:
     names, compute = (f"one{suffix}", f"out{suffix}"), IN_PARTS["compute"]
@@ -326,25 +292,22 @@ def test_repeated_call_continues_and_other_options_are_rejected(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_precisions_of_several_machines_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loop(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
+def test_precisions_of_several_machines_are_not_mixed_and_a_damaged_part_is_named(monkeypatch) -> None:
+    def mixing(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
         yield from compute_here(loop, parts, task, wanted[:1])
         yield from compute_here(dataclasses.replace(loop, precision="bf16"), parts, task, wanted[1:])
 
-    monkeypatch.setattr(RayLoop, "__call__", loop)
-    with pytest.raises(UserError, match=r"several precisions, fp32 \(.*\), bf16 \(.*\)"):
-        embed("model", "pictures", out="f.npz", **IN_PARTS)
-
-
-@pytest.mark.usefixtures("without_ray")
-def test_damaged_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loop(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
+    def damaging(loop: RayLoop, parts: Parts, task: PartTask, wanted: list[int]) -> Iterator[PartDone]:
         yield from compute_here(loop, parts, task, wanted)
         parts.file(1).write_bytes(parts.file(1).read_bytes()[:-40])
 
-    monkeypatch.setattr(RayLoop, "__call__", loop)
-    with pytest.raises(UserError, match=r"00001\.part: damaged"):
-        embed("model", "pictures", out="f.npz", **IN_PARTS)
+    for out, loop, message in (
+        ("f.npz", mixing, r"several precisions, fp32 \(.*\), bf16 \(.*\)"),
+        ("g.npz", damaging, r"00001\.part: damaged"),
+    ):
+        monkeypatch.setattr(RayLoop, "__call__", loop)
+        with pytest.raises(UserError, match=message):
+            embed("model", "pictures", out=out, **IN_PARTS)
 
 
 @pytest.mark.usefixtures("without_ray")

@@ -1,5 +1,3 @@
-"""Features of many images: in order, from the cache or computed, whichever are there."""
-
 import functools
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Archives of folders: complete unpacking, once, and rejection of dangerous archives."""
-
 import bz2
 import functools
 import gzip
@@ -10,7 +8,6 @@ import shutil
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +75,6 @@ def check_rejected(path: Path, cache: Path, match: str) -> None:
     assert {p for p in cache.parent.parent.rglob("*") if not p.is_relative_to(cache.parent)} == before
 
 
-# --- unpacking
-
-
 def test_neither_a_single_train_folder_nor_files_of_other_systems_wrap(tmp_path: Path) -> None:
     write_tree(tmp_path / "source" / "train", {"cat": 10, "dog": 10})
     splits = open_data(str(pack(tmp_path / "pets.tar", tmp_path / "source")))
@@ -126,64 +120,36 @@ def test_permissions_and_owners_of_members_are_ignored(tmp_path: Path) -> None:
         assert path.stat().st_uid == os.getuid()
 
 
-# --- rejected archives
-
 HOSTILE_NAMES = {
-    "../evil.png": "leads outside",
-    "cat/../../evil.png": "leads outside",
-    "cat/..": "leads outside",
-    "/tmp/evil.png": "an absolute path",
-    "//evil.png": "an absolute path",
-    "\\evil.png": "an absolute path",
-    "..\\evil.png": "leads outside",
+    **dict.fromkeys(("../evil.png", "cat/../../evil.png", "cat/..", "..\\evil.png"), "leads outside"),
+    **dict.fromkeys(("/tmp/evil.png", "//evil.png", "\\evil.png"), "an absolute path"),
     "cat\\evil.png": "a backslash",
-    "C:/evil.png": "a drive letter",
-    "c:evil.png": "a drive letter",
-    "cat/\x1b[31mevil.png": "a control character",
-    "cat/new\nline.png": "a control character",
+    **dict.fromkeys(("C:/evil.png", "c:evil.png"), "a drive letter"),
+    **dict.fromkeys(("cat/\x1b[31mevil.png", "cat/new\nline.png"), "a control character"),
 }
 
 
 @pytest.mark.parametrize(("name", "fault"), HOSTILE_NAMES.items())
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_names_outside_the_folder_are_rejected(
-    tmp_path: Path, cache: Path, name: str, fault: str, kind: str
-) -> None:
-    if kind == "tar":
-        path = tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(name))
-    else:
-        path = zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (name, b"x"))
-    check_rejected(path, cache, f"member .* is .*{fault}")
+def test_names_outside_the_folder_are_rejected(tmp_path: Path, cache: Path, name: str, fault: str) -> None:
+    tar = tar_of(tmp_path / "a.tar", entry("cat/1.png"), entry(name))
+    for path in (tar, zip_of(tmp_path / "a.zip", ("cat/1.png", b"x"), (name, b"x"))):
+        check_rejected(path, cache, f"member .* is .*{fault}")
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        (tarfile.SYMTYPE, "a link"),
-        (tarfile.LNKTYPE, "a link"),
-        (tarfile.CHRTYPE, "neither a file nor a folder"),
-        (tarfile.BLKTYPE, "neither a file nor a folder"),
-        (tarfile.FIFOTYPE, "neither a file nor a folder"),
-        (tarfile.GNUTYPE_SPARSE, "neither a file nor a folder"),
+def test_members_other_than_files_and_folders_are_rejected(tmp_path: Path, cache: Path) -> None:
+    special = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE)
+    for kind, fault in (
+        *((kind, "a link") for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)),
+        *((kind, "neither a file nor a folder") for kind in special),
         (b"V", "neither a file nor a folder|cannot be read"),
-    ],
-)
-def test_tar_members_other_than_files_and_folders_are_rejected(
-    tmp_path: Path, cache: Path, kind: bytes, fault: str
-) -> None:
-    path = tar_of(
-        tmp_path / "a.tar", entry("cat/1.png"), entry("cat/odd.png", b"", type=kind, linkname="1.png")
-    )
-    check_rejected(path, cache, fault)
-
-
-@pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
-def test_zip_members_other_than_files_and_folders_are_rejected(
-    tmp_path: Path, cache: Path, mode: int
-) -> None:
-    odd = zipfile.ZipInfo("cat/odd.png")
-    odd.external_attr = (mode | 0o777) << 16
-    check_rejected(zip_of(tmp_path / "a.zip", (odd, b"/etc/passwd")), cache, "odd.png' is (a link|neither)")
+    ):
+        odd = entry("cat/odd.png", b"", type=kind, linkname="1.png")
+        check_rejected(tar_of(tmp_path / "a.tar", entry("cat/1.png"), odd), cache, fault)
+    for mode in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR):
+        member = zipfile.ZipInfo("cat/odd.png")
+        member.external_attr = (mode | 0o777) << 16
+        path = zip_of(tmp_path / "a.zip", (member, b"/etc/passwd"))
+        check_rejected(path, cache, "odd.png' is (a link|neither)")
 
 
 def test_encrypted_zip_and_name_with_a_zero_byte_are_rejected(tmp_path: Path, cache: Path) -> None:
@@ -207,41 +173,31 @@ def test_overlapping_members_are_rejected(tmp_path: Path, cache: Path, second: s
 fast_lzma = functools.partial(lzma.compress, preset=0)
 
 
-@pytest.mark.parametrize("packer", [gzip.compress, bz2.compress, fast_lzma])
-def test_bomb_in_a_tar_is_rejected_before_reading(
-    tmp_path: Path, cache: Path, packer: Callable[[bytes], bytes]
-) -> None:
+def test_bombs_are_rejected_before_reading(tmp_path: Path, cache: Path) -> None:
+    path, zeros = tmp_path / "a.tar", bytes(2**25)
     member, _ = entry("cat/1.png")
     member.size = 2**40
-    path = tmp_path / "a.tar"
-    path.write_bytes(packer(member.tobuf() + bytes(2**25)))
-    check_rejected(path, cache, "'cat/1.png' is part of a bomb")
-
-
-def test_bomb_behind_the_members_and_in_a_zip_is_rejected(tmp_path: Path, cache: Path) -> None:
-    path = tar_of(tmp_path / "a.tar", entry("cat/1.png"))
-    path.write_bytes(fast_lzma(path.read_bytes() + bytes(2**25)))
+    for packer in (gzip.compress, bz2.compress, fast_lzma):
+        path.write_bytes(packer(member.tobuf() + zeros[: 2**23]))
+        check_rejected(path, cache, "'cat/1.png' is part of a bomb")
+    tar_of(path, entry("cat/1.png"))
+    path.write_bytes(fast_lzma(path.read_bytes() + zeros))  # behind the members
     check_rejected(path, cache, "a bomb")
-    check_rejected(zip_of(tmp_path / "a.zip", ("cat/1.png", bytes(2**25))), cache, "part of a bomb")
+    check_rejected(zip_of(tmp_path / "a.zip", ("cat/1.png", zeros)), cache, "part of a bomb")
     path = zip_of(tmp_path / "b.zip", ("cat/1.png", b"x" * 100))
     content = path.read_bytes()
     at = content.index(b"PK\x01\x02") + 24  # the size in the list of members
     path.write_bytes(content[:at] + b"\xff\xff\xff\x7f" + content[at + 4 :])
     check_rejected(path, cache, "part of a bomb")
+    for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
+        header, _ = entry("././@LongLink", type=kind)
+        header.size = 2**32
+        path = tmp_path / "a.tar.gz"
+        path.write_bytes(gzip.compress(header.tobuf() + b"a" * 2**22))
+        check_rejected(path, cache, "a header of 4,294,967,296 bytes")
 
 
-@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
-def test_name_of_megabytes_is_rejected_before_reading(tmp_path: Path, cache: Path, kind: bytes) -> None:
-    member, _ = entry("././@LongLink", type=kind)
-    member.size = 2**32
-    path = tmp_path / "a.tar.gz"
-    path.write_bytes(gzip.compress(member.tobuf() + b"a" * 2**22))
-    check_rejected(path, cache, "a header of 4,294,967,296 bytes")
-
-
-def test_an_archive_larger_than_the_free_space_is_rejected(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_larger_than_the_free_space_is_rejected(tmp_path: Path, cache: Path, monkeypatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     noise = np.random.default_rng(0).bytes(600)
@@ -251,29 +207,24 @@ def test_an_archive_larger_than_the_free_space_is_rejected(
     check_rejected(zip_of(tmp_path / "a.zip", ("a/1", noise), ("a/2", noise)), cache, "has room for 0.0 GB")
 
 
-# --- damage
-
-
-@pytest.mark.parametrize("suffix", MODES)
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_archive_is_rejected(tmp_path: Path, cache: Path, suffix: str, share: float) -> None:
+@pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.bz2", ".tar.xz", ".zip"])
+def test_a_truncated_archive_is_rejected(tmp_path: Path, cache: Path, suffix: str) -> None:
     root = write_tree(tmp_path / "source", {"cat": 10, "dog": 10}, size=(16, 16))
     path = pack(tmp_path / f"pets{suffix}", root)
     content = path.read_bytes()
     content = content.rstrip(b"\0") if suffix == ".tar" else content
-    path.write_bytes(content[: int(len(content) * share)])
-    check_rejected(path, cache, "cannot be read|cut short")
+    for share in (0.0, 0.1, 0.5, 0.9, 0.999):
+        path.write_bytes(content[: int(len(content) * share)])
+        check_rejected(path, cache, "cannot be read|cut short")
 
 
-@pytest.mark.parametrize("suffix", MODES)
-def test_changed_bytes_are_rejected_or_unpacked_inside_the_folder(
-    tmp_path: Path, cache: Path, suffix: str
-) -> None:
+@pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.bz2", ".tar.xz", ".zip"])
+def test_changed_bytes_are_rejected_or_unpacked_inside_the_folder(tmp_path, cache: Path, suffix: str) -> None:
     root = write_tree(tmp_path / "source", {"cat": 2, "dog": 1}, size=(4, 4))
     good = pack(tmp_path / f"good{suffix}", root).read_bytes()
     random = np.random.default_rng(0)
     path = tmp_path / f"a{suffix}"
-    for _ in range(40):
+    for _ in range(25):
         content = bytearray(good)
         for _ in range(random.integers(1, 5)):
             content[random.integers(len(content))] = random.integers(256)
@@ -339,19 +290,10 @@ def test_size_beyond_the_file_and_another_file_are_rejected(tmp_path: Path) -> N
         read(path)
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        b"no number\n",
-        b"99 path=a\n",
-        b"0 path=a\n",
-        b"11 size=x1\n",
-        b"9" * 5000,
-        b"30 size=" + b"9" * 20 + b"\n",
-    ],
-)
-def test_invalid_extended_header_is_rejected(tmp_path: Path, records: bytes) -> None:
-    path = write_tar(tmp_path / "a.tar", {"a": records, "b": b"y"})
-    set_bytes(path, 156, tarfile.XHDTYPE)
-    with pytest.raises(UserError, match=r"a\.tar: (damaged|cannot be read as an archive|rejected)"):
-        read(path)
+def test_invalid_extended_header_is_rejected(tmp_path: Path) -> None:
+    long, many = b"9" * 5000, b"30 size=" + b"9" * 20 + b"\n"
+    for records in (b"no number\n", b"99 path=a\n", b"0 path=a\n", b"11 size=x1\n", long, many):
+        path = write_tar(tmp_path / "a.tar", {"a": records, "b": b"y"})
+        set_bytes(path, 156, tarfile.XHDTYPE)
+        with pytest.raises(UserError, match=r"a\.tar: (damaged|cannot be read as an archive|rejected)"):
+            read(path)

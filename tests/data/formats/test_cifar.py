@@ -1,5 +1,3 @@
-"""CIFAR in its four published forms, packed and unpacked, and files that only look like it."""
-
 import os
 import pickle
 import tarfile
@@ -10,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.data import splits_of, write_tar
-from vitascope.data.datasets import class_counts, open_data
+from vitascope.data.datasets import open_data
 from vitascope.data.formats import cifar
 from vitascope.data.formats.cifar import Cifar, read_pickle
-from vitascope.data.splits import ImageSet, Splits
 from vitascope.errors import UserError
 
 FOLDERS = {
@@ -73,14 +70,6 @@ def packed_cifar(path: Path, files: dict[str, bytes], *, below: str = "cifar/", 
     return write_tar(path, {below + name: content for name, content in files.items()}, mode, **fastest)
 
 
-def pictures(images: ImageSet) -> dict[bytes, str]:
-    """Class by pixels, channels last."""
-    return {
-        np.asarray(source).tobytes(): images.class_names[label]
-        for source, label in zip(images.sources, images.labels, strict=True)
-    }
-
-
 def expected(classes: int, seeds: range) -> dict[bytes, str]:
     found = {}
     for seed in seeds:
@@ -89,30 +78,22 @@ def expected(classes: int, seeds: range) -> dict[bytes, str]:
     return found
 
 
-def assert_splits(splits: Splits, classes: int) -> None:
-    train_seeds = range(5) if classes == 10 else range(1)
-    assert splits.test is not None
-    assert splits.channels == 3
-    assert pictures(splits.train) | pictures(splits.val) == expected(classes, train_seeds)
-    assert not pictures(splits.train).keys() & pictures(splits.val).keys()
-    assert pictures(splits.test) == expected(classes, range(train_seeds.stop, train_seeds.stop + 1))
-    assert splits.train.class_names == tuple(NAMES[classes])
-    assert set(class_counts(splits.val).values()) == {1}
-    assert splits.train.labels.dtype == np.int64
-
-
-# --- damage
-
-
-@pytest.mark.parametrize("form", FOLDERS)
-@pytest.mark.parametrize("packed", [False, True])
-def test_missing_file_is_named(tmp_path: Path, form: str, packed: bool) -> None:
-    files = cifar_files(form)
-    lost = list(files)[-2]  # the test set
-    del files[lost]
-    path = packed_cifar(tmp_path / "c.tar.gz", files) if packed else write_folder(tmp_path, files)
-    with pytest.raises(UserError, match=f"lacks {lost}"):
-        splits_of(Cifar(), str(path), seed=0)
+def test_missing_file_is_named_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    for number, form in enumerate(FOLDERS):
+        files = cifar_files(form)
+        lost = list(files)[-2]  # the test set
+        content = files.pop(lost)
+        paths = [
+            write_folder(tmp_path / form, files),
+            packed_cifar(tmp_path / f"{form}.tar", files, mode="w"),
+        ]
+        (tmp_path / "secret").write_bytes(content)
+        with tarfile.open(paths[1], "a") as tar:
+            link = tarfile.TarInfo(f"cifar/{lost}")
+            link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
+            tar.addfile(link)
+        with pytest.raises(UserError, match=f"lacks {lost}"):
+            splits_of(Cifar(), str(paths[number % 2]), seed=0)
 
 
 def damaged(name: str, form: str = "10-python", **values: object) -> dict[str, bytes]:
@@ -149,54 +130,37 @@ def test_another_number_of_class_names_than_ten_is_rejected(tmp_path: Path, name
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "change", "fault"),
+    ("name", "change", "fault"),
     [
-        ("100-binary", "train.bin", lambda c: c[:-1], "not a multiple of 3,074"),
-        ("100-binary", "train.bin", lambda c: c + b"x", "not a multiple of 3,074"),
-        ("100-binary", "train.bin", lambda c: b"", "not a multiple of 3,074"),
-        ("10-binary", "test_batch.bin", lambda c: b"\x0a" + c[1:], "image 0 has the label 10"),
+        ("train.bin", lambda c: c[:-1], "not a multiple of 3,074"),
+        ("train.bin", lambda c: c + b"x", "not a multiple of 3,074"),
+        ("train.bin", lambda c: b"", "not a multiple of 3,074"),
+        ("test_batch.bin", lambda c: b"\x0a" + c[1:], "image 0 has the label 10"),
     ],
 )
-def test_records_that_are_not_cifar_are_rejected(tmp_path: Path, form, name: str, change, fault: str) -> None:
-    files = cifar_files(form)
+def test_records_that_are_not_cifar_are_rejected(tmp_path: Path, name: str, change, fault: str) -> None:
+    files = cifar_files("100-binary" if name == "train.bin" else "10-binary")
     files[name] = change(files[name])
     with pytest.raises(UserError, match=rf"{name}: .*{fault}"):
         splits_of(Cifar(), str(write_folder(tmp_path, files)), seed=0)
 
 
-@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_harmful_pickle_has_no_effect_and_is_named(tmp_path: Path, name: str, packed: bool) -> None:
+def test_harmful_pickles_and_files_larger_than_cifar_are_named(tmp_path, monkeypatch, packed: bool) -> None:
+    def path_of(name: str, files: dict[str, bytes]) -> str:
+        return str(
+            packed_cifar(tmp_path / f"{name}.tgz", files) if packed else write_folder(tmp_path / name, files)
+        )
+
     trace = tmp_path / "harmed"
-    files = damaged(name, extra=Harm(os.mkdir, str(trace)))
-    path = packed_cifar(tmp_path / "c.tar", files) if packed else write_folder(tmp_path / "c", files)
-    with pytest.raises(UserError, match=rf"{name}: rejected: .*posix\.mkdir"):
-        open_data(str(path))
+    for name in ("data_batch_3", "test_batch", "batches.meta"):
+        with pytest.raises(UserError, match=rf"{name}: rejected: .*posix\.mkdir"):
+            open_data(path_of(name, damaged(name, extra=Harm(os.mkdir, str(trace)))))
     assert not trace.exists()
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_file_larger_than_cifar_is_rejected_before_reading(
-    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100_000)
-    files = {**cifar_files("10-python"), "data_batch_4": bytes(200_000)}
-    path = packed_cifar(tmp_path / "c.tgz", files) if packed else write_folder(tmp_path / "c", files)
+    large = path_of("large", {**cifar_files("10-python"), "data_batch_4": bytes(200_000)})
     with pytest.raises(UserError, match="data_batch_4: 200,000 bytes, more than the 100,000"):
-        splits_of(Cifar(), str(path), seed=0)
-
-
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    files = cifar_files("10-binary")
-    secret = tmp_path / "secret"
-    secret.write_bytes(files.pop("test_batch.bin"))
-    path = packed_cifar(tmp_path / "c.tar", files, mode="w")
-    with tarfile.open(path, "a") as tar:
-        link = tarfile.TarInfo("cifar/test_batch.bin")
-        link.type, link.linkname = tarfile.SYMTYPE, str(secret)
-        tar.addfile(link)
-    with pytest.raises(UserError, match=r"lacks test_batch\.bin"):
-        splits_of(Cifar(), str(path), seed=0)
+        splits_of(Cifar(), large, seed=0)
 
 
 PYTHON_2 = (  # written by cPickle of Python 2 and NumPy 1: {"data": array, "labels": [3, 0]}, protocol 2
@@ -246,20 +210,10 @@ def test_other_names_than_those_of_arrays_are_rejected(content: bytes, named: st
         read_pickle(content, "batch")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"text",
-        pickle.dumps({"labels": [1, 2]})[:-3],
-        PYTHON_2[:80],
-        b"\x80\x02\x82\x01.",
-        b"Pcall\n.",
-        b"}(]K\x01u.",
-        b"K\x01.",
-    ],
-)
-def test_damaged_pickles_are_rejected_in_one_line(content: bytes) -> None:
-    with pytest.raises(UserError, match="batch: rejected: ") as raised:
-        read_pickle(content, "batch")
-    assert "\n" not in str(raised.value)
+def test_damaged_pickles_are_rejected_in_one_line() -> None:
+    cut = pickle.dumps({"labels": [1, 2]})[:-3]
+    odd = (b"\x80\x02\x82\x01.", b"Pcall\n.", b"}(]K\x01u.", b"K\x01.")
+    for content in (b"", b"text", cut, PYTHON_2[:80], *odd):
+        with pytest.raises(UserError, match="batch: rejected: ") as raised:
+            read_pickle(content, "batch")
+        assert "\n" not in str(raised.value)

@@ -1,5 +1,3 @@
-"""The images of a folder, listed one at a time: the same as those that are read at once, in their order."""
-
 import os
 import random
 from pathlib import Path
@@ -37,7 +35,7 @@ def rows(images: AllImages) -> list[tuple[str, str, str]]:
 
 def test_stream_has_the_images_labels_and_splits_of_the_folder(tmp_path: Path) -> None:
     kinds = set()
-    for seed in range(250):
+    for seed in range(80):
         root = tmp_path / str(seed)
         grow(root, random.Random(seed))
         try:
@@ -111,27 +109,19 @@ def test_usual_names_of_splits_are_known(name: str, split: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "system", ["@eaDir", "$RECYCLE.BIN", "System Volume Information", "__MACOSX", "lost+found", "_thumbs"]
+    ("system", "place"),
+    [
+        *(("@eaDir", ""), ("$RECYCLE.BIN", "a"), ("System Volume Information", ""), ("__MACOSX", "a")),
+        *(("lost+found", ""), ("_thumbs", "a")),
+    ],
 )
-@pytest.mark.parametrize("place", ["", "a"])
-def test_system_folders_are_no_classes_and_their_files_no_images(
-    tmp_path: Path, system: str, place: str
-) -> None:
+def test_system_folders_are_no_classes_and_their_files_no_images(tmp_path, system: str, place: str) -> None:
     write_tree(tmp_path, {"a": 6, "b": 6, str(Path(place, system)): 5, f"b/{system}/deep": 1})
     splits = open_data(str(tmp_path))
     assert splits.train.class_names == ("a", "b")
     assert sum(map(len, splits.parts.values())) == 12
     assert f"6 files in 2 system folders: {system}" in described(splits)[-1]
     assert len(list(find_images([str(tmp_path)]))) == len(list(stream_of_folder(str(tmp_path)))) == 12
-
-
-def test_all_rare_classes_are_named_at_once(tmp_path: Path) -> None:
-    write_tree(tmp_path, {"a": 9, "b": 2, "c": 1, "d": 9})
-    with pytest.raises(
-        UserError, match=r"'b' has 2 images; class 'c' has 1 image \(2 of 4 classes"
-    ) as caught:
-        open_data(str(tmp_path))
-    assert "at least 3" in str(caught.value)
 
 
 def write_flat(folder: Path, counts: dict[str, int], name: str = "{}.{}.png") -> Path:
@@ -143,8 +133,13 @@ def write_flat(folder: Path, counts: dict[str, int], name: str = "{}.{}.png") ->
     return folder
 
 
-@pytest.mark.parametrize("name", ["{}.{}.jpg", "{}_{:03}.png", "{}{}.bmp", "{} ({}).JPG", "{}-{}.png"])
-@pytest.mark.parametrize("below", ["", "train"])
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        *(("{}.{}.jpg", ""), ("{}_{:03}.png", "train"), ("{}{}.bmp", ""), ("{} ({}).JPG", "train")),
+        ("{}-{}.png", ""),
+    ],
+)
 def test_flat_folder_has_the_classes_in_its_names(tmp_path: Path, name: str, below: str) -> None:
     write_flat(tmp_path / below, {"golden_retriever": 5, "cat": 6}, name)
     before = sorted(tmp_path.rglob("*"))
@@ -156,14 +151,14 @@ def test_flat_folder_has_the_classes_in_its_names(tmp_path: Path, name: str, bel
 
 
 def test_cats_and_dogs_with_unlabelled_test_images_are_trained_on(tmp_path: Path) -> None:
-    write_flat(tmp_path / "train", {"cat": 100, "dog": 100})
+    write_flat(tmp_path / "train", {"cat": 50, "dog": 50})
     for folder in ("test1", "test"):
         for number in range(3):
             write_picture(tmp_path / folder / f"{number}.png", seed=900 + number)
     splits = open_data(str(tmp_path))
-    assert {name: len(images) for name, images in splits.parts.items()} == {"train": 180, "val": 20}
+    assert {name: len(images) for name, images in splits.parts.items()} == {"train": 90, "val": 10}
     assert described(splits)[2:] == [
-        "classes from file names: cat 100, dog 100",
+        "classes from file names: cat 50, dog 50",
         "unused: 6 images without a class, 3 images in the folder test1, which is a second folder of "
         "the test split",
     ]
@@ -184,9 +179,7 @@ def test_cats_and_dogs_with_unlabelled_test_images_are_trained_on(tmp_path: Path
         ([f"dog_{n}.jpg" for n in range(8)] + ["cat_1.jpg"], "2 different words .*: cat"),
     ],
 )
-def test_names_without_a_plain_rule_are_refused_with_the_reason(
-    tmp_path: Path, names: list[str], reason: str
-) -> None:
+def test_names_without_a_plain_rule_are_refused_with_the_reason(tmp_path, names, reason) -> None:
     for number, name in enumerate(names):
         write_picture(tmp_path / name, seed=number)
     with pytest.raises(UserError, match=f"expected .*<class>/<image>; .*{reason}"):

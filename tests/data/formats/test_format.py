@@ -1,5 +1,3 @@
-"""Every format keeps the promises of formats."""
-
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +123,19 @@ EXAMPLES = {
     "folder": example(folder),
     **{
         f"archive {suffix} below {below!r}": example(archive(suffix, below))
-        for suffix in test_archive.MODES
-        for below in ("", "./", "pets/", "a/b/")
+        for suffix, below in (
+            *((".zip", ""), (".zip", "pets/"), (".tar", "./"), (".tar.gz", "a/b/")),
+            *((".tgz", "pets/"), (".tar.bz2", ""), (".tar.xz", "")),
+        )
     },
     **{f"table {form}": example(table(form)) for form in test_table.FORMS},
     "shards": example(shards),
     **{f"hub {where}": example(hub(where)) for where in ("saved", "", "data")},
     **{f"idx {packed} {dots}": idx(packed, dots) for packed in (False, True) for dots in (False, True)},
+    **{f"cifar {form} folder": cifar(form, "folder") for form in test_cifar.FOLDERS},
     **{
-        f"cifar {form} {kind}": cifar(form, kind)
-        for form in test_cifar.FOLDERS
-        for kind in ("folder", "w:gz", "w", "w:xz")
+        f"cifar {form} {mode}": cifar(form, mode)
+        for form, mode in (("10-python", "w:gz"), ("10-binary", "w:xz"), ("100-python", "w"))
     },
 }
 

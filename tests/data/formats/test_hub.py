@@ -1,5 +1,3 @@
-"""Hugging Face data sets: on disk, as parquet, and requests to the hub, without a network."""
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,8 @@ from vitascope.models.decoding import ImageError, read_image
 def test_hub_ids_are_distinguished_from_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for data in ("uoft-cs/cifar10", "owner/name.x@v1.0", "owner/name@refs/convert/parquet"):
         assert looks_like_hub_id(data)
-    for data in (
-        "digits",
-        "a/b/c",
-        "/data/pets",
-        "./pets",
-        "../pets",
-        "~/pets",
-        "owner/",
-        "owner/name@",
-        "a/b--c",
-    ):
+    relative = ("./pets", "../pets", "~/pets", "/data/pets")
+    for data in (*relative, "digits", "a/b/c", "owner/", "owner/name@", "a/b--c"):
         assert not looks_like_hub_id(data)
     (tmp_path / "data" / "pets").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -73,9 +62,6 @@ def saved(tmp_path: Path, data: Any) -> str:
     return str(tmp_path / "saved")
 
 
-# --- reading
-
-
 def test_pictures_in_separate_files_are_read(tmp_path: Path, library: Any) -> None:
     path = write_picture(tmp_path / "a.png")
     types = library.Features({"image": library.Image(), "label": library.ClassLabel(names=["cat", "dog"])})
@@ -99,18 +85,14 @@ def test_picture_columns_without_a_type_are_found(tmp_path: Path, library: Any) 
 
 
 @pytest.mark.parametrize("column", ["label", "labels", "fine_label", "class"])
-def test_words_and_numbers_in_a_column_of_a_usual_name_are_classes(
-    tmp_path: Path, library: Any, column: str
-) -> None:
-    words = table(library, ["dog", "ant", "dog"], column, types={column: library.Value("string")})
-    found = sets_of(HubDataset(), saved(tmp_path / "words", words))["all"]
-    assert (found.class_names, found.labels.tolist()) == (("ant", "dog"), [1, 0, 1])
-    numbers = table(library, [2, 0, 2], column, types={column: library.Value("uint8")})
-    found = sets_of(HubDataset(), saved(tmp_path / "numbers", numbers))["all"]
-    assert (found.class_names, found.labels.tolist()) == (("0", "2"), [1, 0, 1])
-
-
-# --- errors
+def test_words_and_numbers_in_a_column_of_a_usual_name_are_classes(tmp_path, library, column: str) -> None:
+    for kind, values, names in (
+        ("string", ["dog", "ant", "dog"], ("ant", "dog")),
+        ("uint8", [2, 0, 2], ("0", "2")),
+    ):
+        data = saved(tmp_path / kind, table(library, values, column, types={column: library.Value(kind)}))
+        images = sets_of(HubDataset(), data)["all"]
+        assert (images.class_names, images.labels.tolist()) == (names, [1, 0, 1])
 
 
 def test_several_and_missing_columns_are_named(tmp_path: Path, library: Any) -> None:
@@ -167,13 +149,8 @@ def test_damaged_tables_are_one_line(tmp_path: Path, library: Any) -> None:
         splits_of(HubDataset(), str(tmp_path), seed=0)
 
 
-# --- the hub
-
-
 @pytest.mark.parametrize(("data", "revision"), [("owner/name", None), ("owner/name@v1.0", "v1.0")])
-def test_the_given_revision_is_requested_from_the_hub(
-    monkeypatch: pytest.MonkeyPatch, library: Any, data: str, revision: str | None
-) -> None:
+def test_the_given_revision_is_requested_from_the_hub(monkeypatch, library, data, revision) -> None:
     asked = []
 
     def load(name: str, *, revision: str | None) -> Any:
@@ -197,9 +174,7 @@ def test_the_given_revision_is_requested_from_the_hub(
         (OSError("No space left"), "owner/name: cannot be opened: No space left"),
     ],
 )
-def test_failures_of_the_hub_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, library: Any, error: Exception | str, message: str
-) -> None:
+def test_failures_of_the_hub_are_one_line(monkeypatch, library, error, message) -> None:
     def fail(*args: object, **options: object) -> None:
         raise getattr(library.exceptions, error)("x") if isinstance(error, str) else error
 

@@ -1,5 +1,3 @@
-"""IDX files under all usual names, and wrong headers."""
-
 import gzip
 import struct
 import tracemalloc
@@ -63,7 +61,6 @@ def test_missing_file_and_missing_labels_are_named(tmp_path: Path) -> None:
 GOOD = idx_bytes(pixels(3, 0))
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
@@ -79,11 +76,12 @@ GOOD = idx_bytes(pixels(3, 0))
         (GOOD[:4] + b"\xff" * 12, r"declares 79,228,162,458,924,105,385,300,197,375 bytes"),
     ],
 )
-def test_wrong_headers_are_rejected(tmp_path: Path, content: bytes, fault: str, packed: bool) -> None:
-    path = tmp_path / ("x-idx3-ubyte.gz" if packed else "x-idx3-ubyte")
-    path.write_bytes(gzip.compress(content) if packed else content)
-    with pytest.raises(UserError, match=fault):
-        read_idx(path, 3)
+def test_wrong_headers_are_rejected(tmp_path: Path, content: bytes, fault: str) -> None:
+    (tmp_path / "x-idx3-ubyte").write_bytes(content)
+    (tmp_path / "x-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(UserError, match=fault):
+            read_idx(path, 3)
 
 
 def test_no_more_is_unpacked_than_the_header_declares(tmp_path: Path) -> None:

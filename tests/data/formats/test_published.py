@@ -1,17 +1,17 @@
-"""Downloads from a local server: complete, in parts, wrong and failing."""
-
 import dataclasses
 import hashlib
 import http.client
 import http.server
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from tests.data import write_tree
+from tests.data.formats.test_cifar import NAMES, cifar_files, packed_cifar
 from tests.http_server import Quiet, answering
 from vitascope.cache import cache_folder
 from vitascope.data.datasets import open_data
@@ -83,10 +83,14 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {".lock"}
 
 
-def test_download_resumes_at_the_end_of_a_part(server: Server, tmp_path: Path) -> None:
-    part_of(tmp_path).write_bytes(CONTENT[:300_000])
+@pytest.mark.parametrize(
+    ("length", "asked"),
+    [(300_000, ["bytes=300000-"]), (len(CONTENT), []), (len(CONTENT) + 1, [None])],
+)
+def test_download_resumes_at_the_end_of_a_part(server: Server, tmp_path: Path, length: int, asked) -> None:
+    part_of(tmp_path).write_bytes((CONTENT + b"z")[:length])
     assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-    assert server.asked == ["bytes=300000-"]
+    assert server.asked == asked
 
 
 def test_retries_are_limited_and_the_part_is_kept(server: Server, tmp_path: Path) -> None:
@@ -118,13 +122,6 @@ def test_wrong_content_is_removed_before_it_gets_its_name(server: Server, tmp_pa
     assert left_in(tmp_path) == set()
     server.content = CONTENT
     assert fetch(file, tmp_path).read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("length", [len(CONTENT), len(CONTENT) + 1])
-def test_a_part_that_is_complete_or_longer_is_handled(server: Server, tmp_path: Path, length: int) -> None:
-    part_of(tmp_path).write_bytes((CONTENT + b"z")[:length])
-    assert fetch(published(server.url), tmp_path).read_bytes() == CONTENT
-    assert server.asked == ([] if length == len(CONTENT) else [None])
 
 
 def test_an_endless_answer_is_stopped_at_the_size_of_the_file(server: Server, tmp_path: Path) -> None:
@@ -162,20 +159,10 @@ def test_a_full_disk_is_one_line_and_the_download_resumes_later(server: Server, 
 
 
 def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> None:
-    results = []
-    threads = [
-        threading.Thread(target=lambda: results.append(fetch(published(server.url), tmp_path).read_bytes()))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [CONTENT] * 4
+    with ThreadPoolExecutor(4) as pool:
+        files = list(pool.map(lambda _: fetch(published(server.url), tmp_path).read_bytes(), range(4)))
+    assert files == [CONTENT] * 4
     assert server.asked == [None]
-
-
-# --- names and places
 
 
 @pytest.mark.parametrize(
@@ -187,34 +174,28 @@ def test_parallel_downloads_load_a_file_once(server: Server, tmp_path: Path) -> 
         ("~/x", None, "/home/me/x"),
     ],
 )
-def test_the_environment_sets_the_cache_folder(
-    monkeypatch: pytest.MonkeyPatch, own: str | None, general: str | None, expected: str
-) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    for name, value in (("VITASCOPE_CACHE", own), ("XDG_CACHE_HOME", general)):
+def test_the_environment_sets_the_cache_folder(monkeypatch, own, general, expected: str) -> None:
+    for name, value in (("HOME", "/home/me"), ("VITASCOPE_CACHE", own), ("XDG_CACHE_HOME", general)):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
     assert str(cache_folder()) == expected
 
 
-def test_cifar_is_downloaded_and_read_by_name(
-    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from tests.data.formats.test_cifar import assert_splits, cifar_files, packed_cifar
-
+def test_cifar_is_downloaded_and_read_by_name(server: Server, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # a folder of that name would have precedence
     server.content = packed_cifar(tmp_path / "cifar.tgz", cifar_files("10-python")).read_bytes()
     file = dataclasses.replace(published(server.url, content=server.content), name="cifar-10-python.tar.gz")
     monkeypatch.setitem(KNOWN_SETS, "cifar10", (file,))
-    assert_splits(open_data("cifar10"), 10)
-    assert_splits(open_data("cifar10"), 10)
+    for _ in range(2):
+        splits = open_data("cifar10")
+        assert splits.train.class_names == tuple(NAMES[10])
+        assert [len(images) for images in splits.parts.values()] == [40, 10, 10]
     assert server.asked == [None]
     assert PublishedSet().contents("cifar10") == cache_folder() / "cifar10" / "cifar-10-python.tar.gz"
 
 
 def test_a_path_has_precedence_over_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.data import write_tree
 
     write_tree(tmp_path / "mnist", {"cat": 4, "dog": 4})
     monkeypatch.chdir(tmp_path)

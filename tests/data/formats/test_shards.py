@@ -1,5 +1,3 @@
-"""Tar shards: their images and labels, the order of an epoch, and errors."""
-
 import hashlib
 import io
 import json
@@ -42,9 +40,6 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-# --- order
-
-
 @law
 @given(
     counts=st.lists(st.integers(0, 30), max_size=12),
@@ -52,9 +47,7 @@ def packed(tmp_path: Path) -> Path:
     epoch=st.integers(0, 50),
     group=st.integers(1, 5),
 )
-def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
-    counts: list[int], seed: int, epoch: int, group: int
-) -> None:
+def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(counts, seed, epoch, group) -> None:
     order = shard_streams(seed, epoch, np.array(counts, dtype=np.int64), group=group)[0]
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(sum(counts)))
@@ -69,9 +62,7 @@ def test_order_is_a_permutation_that_reads_a_group_of_shards_to_its_end(
     epochs=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     streams=st.integers(1, 5),
 )
-def test_streams_share_no_shard_and_keep_theirs_in_every_epoch(
-    counts: list[int], epochs: tuple[int, int], streams: int
-) -> None:
+def test_streams_share_no_shard_and_keep_theirs_in_every_epoch(counts, epochs, streams) -> None:
     shard = np.repeat(np.arange(len(counts)), counts)
     dealt = []
     for epoch in epochs:
@@ -81,9 +72,6 @@ def test_streams_share_no_shard_and_keep_theirs_in_every_epoch(
         dealt.append([set(shard[order].tolist()) for order in orders])
     assert dealt[0] == dealt[1]
     assert sum(map(len, dealt[0])) == sum(count > 0 for count in counts)
-
-
-# --- reading
 
 
 def test_pictures_and_labels_of_foreign_shards_are_read_in_their_order(tmp_path: Path) -> None:
@@ -134,16 +122,6 @@ def test_members_of_one_key_are_a_sample_and_others_are_skipped(tmp_path: Path) 
     assert len(sets_of(Shards(), one_shard(tmp_path, members))["all"]) == 2
 
 
-def test_class_names_are_the_lines_of_classes_txt(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [0, 1])
-    (tmp_path / "classes.txt").write_text("cat\ndog\n\nzebra\n")
-    assert sets_of(Shards(), tmp_path)["all"].class_names == ("cat", "dog", "zebra")
-    write_shard(tmp_path / "a.tar", [0, 2])
-    (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    with pytest.raises(UserError, match="label 2 in the all images, with 2 class names"):
-        sets_of(Shards(), tmp_path)
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -186,9 +164,6 @@ def test_a_label_of_minus_one_is_none_but_beside_one_alone(tmp_path: Path) -> No
     assert sets_of(Shards(), tmp_path / "b")["all"].truth.names() == [("-1",), ("1",), ("-1",)]
 
 
-# --- errors
-
-
 @pytest.mark.parametrize(
     ("members", "message"),
     [
@@ -209,7 +184,7 @@ def test_a_label_of_minus_one_is_none_but_beside_one_alone(tmp_path: Path) -> No
         ({"c.1.jpg": b"x", "c.1.cls": b"1", "d.jpg": b"x", "d.cls": b"0"}, r"'c\.1\.jpg' has a dot.* 1"),
         (
             {"c.jpg": b"x", "c.json": b'{"label": 0}', "c.1.jpg": b"x", "c.1.json": b'{"label": 1}'},
-            r"'c\.1\.jpg' has a dot.* 1 picture",
+            "has a dot",
         ),
         ({"a.txt": b"x"}, "no images in its shards"),
         ({}, "no images in its shards"),
@@ -231,15 +206,18 @@ def test_shards_without_training_images_are_rejected(tmp_path: Path) -> None:
         sets_of(Shards(), tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"cat\n", b"cat\ncat\n", b"\xff\xfe\n\n"])
-def test_an_invalid_classes_txt_is_rejected(tmp_path: Path, content: bytes) -> None:
+def test_class_names_are_the_lines_of_classes_txt(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", [0, 1])
-    (tmp_path / "classes.txt").write_bytes(content)
-    with pytest.raises(UserError, match=r"classes\.txt"):
+    (tmp_path / "classes.txt").write_text("cat\ndog\n\nzebra\n")
+    assert sets_of(Shards(), tmp_path)["all"].class_names == ("cat", "dog", "zebra")
+    for content in (b"cat\n", b"cat\ncat\n", b"\xff\xfe\n\n"):
+        (tmp_path / "classes.txt").write_bytes(content)
+        with pytest.raises(UserError):
+            sets_of(Shards(), tmp_path)
+    write_shard(tmp_path / "a.tar", [0, 2])
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    with pytest.raises(UserError, match="label 2 in the all images, with 2 class names"):
         sets_of(Shards(), tmp_path)
-
-
-# --- the index
 
 
 def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
@@ -247,18 +225,14 @@ def test_shorter_and_missing_shards_are_named(tmp_path: Path) -> None:
     shard = folder / "val-00000.tar"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-512])
-    with pytest.raises(
-        UserError, match=rf"val-00000\.tar: {len(whole) - 512:,} bytes, .* {len(whole):,} bytes"
-    ):
+    with pytest.raises(UserError, match=f"tar: {len(whole) - 512:,} bytes, .* {len(whole):,} bytes"):
         splits_of(Shards(), str(folder), seed=0)
     shard.unlink()
     with pytest.raises(UserError, match=r"val-00000\.tar: missing"):
         splits_of(Shards(), str(folder), seed=0)
 
 
-def test_shard_of_the_same_size_from_another_packing_is_not_read_with_the_wrong_labels(
-    tmp_path: Path,
-) -> None:
+def test_shard_of_the_same_size_from_another_packing_is_not_read_with_the_wrong_labels(tmp_path) -> None:
     pictures = write_tree(tmp_path / "pictures", {"cat": 10, "dog": 10})
     for seed in (0, 1):
         pack(str(pictures), tmp_path / str(seed), seed=seed)
@@ -284,9 +258,7 @@ def test_files_beside_shards_are_of_bounded_size(tmp_path: Path, name: str) -> N
         (folder / "index.json").unlink()
     (folder / name).touch()
     os.truncate(folder / name, 2**31)
-    with pytest.raises(
-        UserError, match=rf"{name}: 2,147,483,648 bytes, and {name} beside shards has at most"
-    ):
+    with pytest.raises(UserError, match=f"{name}: 2,147,483,648 bytes, and .* has at most"):
         splits_of(Shards(), str(folder), seed=0)
 
 
@@ -341,24 +313,24 @@ def test_places_of_another_form_are_rejected(tmp_path: Path, change: Callable[[A
     assert_places_rejected(folder, content.getvalue())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_places_that_are_no_arrays_are_rejected(tmp_path: Path) -> None:
+    folder = packed(tmp_path)
+    for content in (
         b"",
         pickle.dumps(1),
         zip_of("stored", {"offsets.npy": b""}),
         zip_of("stored", {"offsets.npy": npy_header(2**37)}),  # a terabyte
         zip_of("stored", {"offsets.npy": npy_header(2**70)}),
         zip_of("bzip2", {"offsets.npy": npy_header(20)}),  # is unpacked without a limit
-    ],
-)
-def test_places_that_are_no_arrays_are_rejected(tmp_path: Path, content: bytes) -> None:
-    assert_places_rejected(packed(tmp_path), content)
+    ):
+        assert_places_rejected(folder, content)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_an_index_of_another_form_or_with_invalid_values_is_rejected(tmp_path: Path) -> None:
+    index = packed(tmp_path) / "index.json"
+    values = json.loads(index.read_text())
+    shard = {"file": "train.tar", "count": 1, "bytes": 1, "sha256": ""}
+    for change in (
         {"version": 2},
         {"class_names": [1, 2]},
         {"class_names": ["cat"]},
@@ -367,23 +339,15 @@ def test_places_that_are_no_arrays_are_rejected(tmp_path: Path, content: bytes) 
         {"splits": {}},
         {"splits": []},
         {"splits": {"train": [{"file": "train-00000.tar"}]}},
-        {"splits": {"train": [{"file": "../train.tar", "count": 1, "bytes": 1, "sha256": ""}]}},
-        {"splits": {"train": [{"file": "train.tar", "count": "many", "bytes": 1, "sha256": ""}]}},
-    ],
-)
-def test_an_index_with_invalid_values_is_rejected(tmp_path: Path, change: dict[str, object]) -> None:
-    folder = packed(tmp_path)
-    index = json.loads((folder / "index.json").read_text())
-    (folder / "index.json").write_text(json.dumps(index | change))
-    with pytest.raises(
-        UserError, match=r"index\.json: (not an index of vitascope's|version 2, this vitascope)"
+        {"splits": {"train": [{**shard, "file": "../train.tar"}]}},
+        {"splits": {"train": [{**shard, "count": "many"}]}},
     ):
-        splits_of(Shards(), str(folder), seed=0)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000, b"{}"])
-def test_an_index_that_is_no_json_index_is_rejected(tmp_path: Path, content: bytes) -> None:
-    write_shard(tmp_path / "a.tar", [0, 1])
-    (tmp_path / "index.json").write_bytes(content)
-    with pytest.raises(UserError, match="not an index of vitascope's"):
-        sets_of(Shards(), tmp_path)
+        index.write_text(json.dumps(values | change))
+        with pytest.raises(
+            UserError, match=r"index\.json: (not an index of vitascope's|version 2, this vita)"
+        ):
+            splits_of(Shards(), str(index.parent), seed=0)
+    for content in (b"", b"[]", b"\xff", b"[" * 100_000, b"{}"):
+        index.write_bytes(content)
+        with pytest.raises(UserError, match="not an index of vitascope's"):
+            sets_of(Shards(), index.parent)

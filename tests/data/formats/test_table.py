@@ -1,5 +1,3 @@
-"""Tables of images: every form of file, the columns, the labels, the splits, and bad input."""
-
 import csv
 import itertools
 import json
@@ -91,34 +89,26 @@ def assert_like_the_folder(splits: Splits, root: Path) -> None:
         assert images.targets == folder.parts[name].targets
 
 
-# --- forms of files
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
-def test_utf_8_and_the_delimiters_of_spreadsheets_are_read(
-    photos: Path, encoding: str, suffix: str, delimiter: str
-) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "suffix", "delimiter"),
+    [("utf-8", "csv", ","), ("utf-8-sig", "csv", ";"), ("utf-8", "csv", "\t"), ("utf-8-sig", "tsv", "\t")],
+)
+def test_utf_8_and_the_delimiters_of_spreadsheets_are_read(photos, encoding, suffix, delimiter) -> None:
     rows = labelled(photos, lambda number, name: {"cat": "Katze, Kater", "dog": "Hündin; jung"}[name])
     path = write_csv(photos / f"excel.{suffix}", rows, delimiter, encoding)
     splits = open_data(str(path), table=TableOptions(labels="one"))
     assert splits.train.class_names == ("Hündin; jung", "Katze, Kater")
 
 
-@pytest.mark.parametrize(
-    ("encoding", "line"),
-    [
-        ("latin-1", r"line 3 has the bytes fc 6e 64 69 at position 30"),
-        ("utf-16", r"line 1 has the bytes ff fe .* at position 0"),
-    ],
-)
-def test_bytes_that_are_not_utf_8_are_named_with_the_way_out(
-    tmp_path: Path, encoding: str, line: str
-) -> None:
+def test_bytes_that_are_not_utf_8_are_named_with_the_way_out(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_bytes("path,label\n1.png,Katze\n2.png,Hündin\n".encode(encoding))
-    with pytest.raises(UserError, match=f"not UTF-8: {line}; save it as UTF-8, or .*iconv -f "):
-        open_data(str(path))
+    for encoding, line in (
+        ("latin-1", "line 3 has the bytes fc 6e 64 69 at position 30"),
+        ("utf-16", "line 1 has the bytes ff fe .* at position 0"),
+    ):
+        path.write_bytes("path,label\n1.png,Katze\n2.png,Hündin\n".encode(encoding))
+        with pytest.raises(UserError, match=f"not UTF-8: {line}; save it as UTF-8, or .*iconv -f "):
+            open_data(str(path))
 
 
 def test_blank_lines_and_the_index_of_pandas_are_skipped(photos: Path) -> None:
@@ -175,16 +165,14 @@ def test_parquet_with_pictures_names_the_folder_that_is_read(tmp_path: Path) -> 
         open_data(str(tmp_path / "a.parquet"))
 
 
-# --- columns
-
-
 @pytest.mark.parametrize(
     ("image", "label"),
     [("Image", "class"), ("FILE", "Category"), ("filename", "target"), ("image_path", "LABELS")],
 )
 def test_columns_are_recognized_by_their_usual_names(photos: Path, image: str, label: str) -> None:
-    rows = [{image: row["path"], "width": 8, label: row["label"]} for row in rows_of(photos)]
-    splits = opened(photos, rows)
+    splits = opened(
+        photos, [{image: row["path"], "width": 8, label: row["label"]} for row in rows_of(photos)]
+    )
     assert_like_the_folder(splits, photos)
     line = f"columns: image {image}, label {label} (one class per image); unused: width"
     assert described(splits)[-1] == line
@@ -211,22 +199,12 @@ def test_wrong_columns_are_refused(photos: Path, columns: tuple[str, ...], line:
     assert_refused(photos, rows, line, columns=columns)
 
 
-def test_table_without_a_column_of_images_or_labels_names_the_columns(photos: Path) -> None:
-    rows = rows_of(photos)
-    assert_refused(
-        photos, [{"a": 1, "label": "cat"}], "no column of image paths among a, label; name it: columns im"
-    )
-    assert_refused(
-        photos, [{"path": row["path"], "b": "x"} for row in rows], "no labelled images.*unused: b; name"
-    )
-
-
-def test_options_of_tables_are_refused_for_other_data(photos: Path) -> None:
+def test_tables_without_images_or_labels_and_options_of_tables_for_other_data_are_refused(photos) -> None:
+    assert_refused(photos, [{"a": 1, "label": "cat"}], "image paths among a, label; name it: columns im")
+    rows = [{"path": row["path"], "b": "x"} for row in rows_of(photos)]
+    assert_refused(photos, rows, "no labelled images.*unused: b; name")
     with pytest.raises(UserError, match=r"labels is about a table, and .*photos is none"):
         open_data(str(photos / "photos"), table=TableOptions(labels="one"))
-
-
-# --- paths of images
 
 
 def test_paths_are_relative_to_another_folder(photos: Path, tmp_path: Path) -> None:
@@ -303,9 +281,6 @@ def test_repeated_images_count_once_unless_they_differ(photos: Path) -> None:
     )
 
 
-# --- labels
-
-
 def several(splits: Splits) -> dict[str, int]:
     assert isinstance(splits.train.targets, ClassSets)
     found: dict[str, int] = dict.fromkeys(splits.train.class_names, 0)
@@ -376,17 +351,10 @@ def test_recognition_of_labels_is_overruled(photos: Path) -> None:
     assert several(opened(photos, rows_of(photos), labels="several")) == {"cat": 10, "dog": 12}
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"label_separator": ""}, "label_separator must be some text"),
-        ({"labels": "two"}, "labels must be 'one', 'several'"),
-        ({"columns": "label"}, "columns must be"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        TableOptions(**options)
+def test_options_without_a_meaning_are_refused() -> None:
+    for options in ({"label_separator": ""}, {"labels": "two"}, {"columns": "label"}):
+        with pytest.raises(UserError):
+            TableOptions(**options)
 
 
 def test_unlabelled_images_are_counted_and_pretrained_on(photos: Path) -> None:
@@ -432,21 +400,12 @@ def test_groups_of_val_and_test_are_not_pretrained_on(photos: Path) -> None:
         ),
         (lambda n, name: n * n, "22 different numbers from 0 to 441, .*no regression"),
         (lambda n, name: "dog ", "only one class, 'dog'"),
-        (lambda n, name: "fox" if n == 7 else name, "class 'fox' has 1 image; train, val and test need"),
-        (
-            lambda n, name: "Cat" if n == 2 else name,
-            r"in 2 spellings, 'cat' \(9\), 'Cat' \(1\); .*write 'cat'",
-        ),
+        (lambda n, name: "Cat" if n == 2 else name, r"2 spellings, 'cat' \(9\), 'Cat' \(1\); .*write 'cat'"),
         (lambda n, name: "Cat;a" if n == 2 else f"{name};b", r"in 2 spellings, 'cat' \(9\), 'Cat' \(1\)"),
     ],
 )
-def test_labels_that_cannot_be_learned_are_refused(
-    photos: Path, label: Callable[[int, str], Any], line: str
-) -> None:
+def test_labels_that_cannot_be_learned_are_refused(photos: Path, label, line: str) -> None:
     assert_refused(photos, labelled(photos, label), line)
-
-
-# --- splits and groups
 
 
 def test_given_splits_are_kept_but_for_test_images_with_secret_labels(photos: Path) -> None:
@@ -483,42 +442,33 @@ def test_groups_are_in_one_part(photos: Path) -> None:
     assert_refused(photos, rows, line, columns=("group=patient",))
 
 
-# --- other functions
-
-
-FORMS_OF_A_NAME = ("caf\u00e9", "cafe\u0301")
-
-
 def test_a_path_in_another_unicode_form_names_the_file(tmp_path: Path) -> None:
-    composed, decomposed = FORMS_OF_A_NAME
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
     write_tree(tmp_path, {decomposed: 3, "b": 3})
     rows = [{"path": f"{composed}/{number:03}.png", "label": "a"} for number in range(3)]
     line = rf"3 of 3 images do not exist: .*; nearest: .*{decomposed}/000\.png, in another Unicode form"
     assert_refused(tmp_path, rows, line)
 
 
-@pytest.mark.parametrize(
-    ("others", "classes"), [((0, 1, 2), {"0", "1", "2"}), ((1,), {"-1", "1"}), ((1, 2), {"1", "2"})]
-)
-def test_minus_one_is_no_label_but_beside_one_alone(
-    photos: Path, others: tuple[int, ...], classes: set[str]
-) -> None:
-    numbers = itertools.cycle((-1, *others))
-    splits = opened(photos, labelled(photos, lambda *_: next(numbers)))
-    assert set(splits.train.class_names) == classes
+def test_minus_one_is_no_label_but_beside_one_alone(photos: Path) -> None:
+    for others, classes in (((0, 1, 2), {"0", "1", "2"}), ((1,), {"-1", "1"}), ((1, 2), {"1", "2"})):
+        numbers = itertools.cycle((-1, *others))
+        splits = opened(photos, labelled(photos, lambda *_, numbers=numbers: next(numbers)))
+        assert set(splits.train.class_names) == classes
 
 
 @pytest.mark.parametrize("missing", ["nan", "NaN", "n/a", "null", "None", "?"])
-@pytest.mark.parametrize("one", ["1", "1.0"])
-def test_what_is_no_number_among_numbers_is_no_label(photos: Path, missing: str, one: str) -> None:
-    cells = itertools.cycle((missing, one, "0"))
-    splits = opened(photos, labelled(photos, lambda *_: next(cells)))
-    assert splits.train.class_names == ("0", "1")
-    assert any(f"{missing} in" in note and "is no label" in note for note in splits.notes)
-    fractions = itertools.cycle((missing, "0.5", "0.25"))
-    assert_refused(photos, labelled(photos, lambda *_: next(fractions)), "2 different numbers .* regression")
-    names = itertools.cycle((missing, "cat", "dog"))
-    assert missing in opened(photos, labelled(photos, lambda *_: next(names))).train.class_names
+def test_what_is_no_number_among_numbers_is_no_label(photos: Path, missing: str) -> None:
+    def labelled_by(*cells: str) -> list[dict[str, Any]]:
+        repeated = itertools.cycle((missing, *cells))
+        return labelled(photos, lambda *_: next(repeated))
+
+    for one in ("1", "1.0"):
+        splits = opened(photos, labelled_by(one, "0"))
+        assert splits.train.class_names == ("0", "1")
+        assert any(f"{missing} in" in note and "is no label" in note for note in splits.notes)
+    assert_refused(photos, labelled_by("0.5", "0.25"), "2 different numbers .* regression")
+    assert missing in opened(photos, labelled_by("cat", "dog")).train.class_names
 
 
 def test_numbers_of_groups_and_folds_have_one_form_and_nan_is_none(photos: Path) -> None:
@@ -554,15 +504,15 @@ def test_unknown_cells_in_columns_of_0_and_1_are_counted(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("stray", [",", ", ", ";", "|"])
-@pytest.mark.parametrize("names", [("cat", "dog"), ("goldfish, Carassius auratus", "tench, Tinca tinca")])
-def test_separators_at_the_ends_of_cells_divide_nothing(
-    photos: Path, names: tuple[str, str], stray: str
-) -> None:
-    for every in (1, 5):
-        rows = labelled(photos, lambda n, name, e=every: names[name == "dog"] + (stray if n % e == 0 else ""))
-        targets = opened(photos, rows).train.targets
-        assert isinstance(targets, ClassIndices)
-        assert targets.class_names == names
+def test_separators_at_the_ends_of_cells_divide_nothing(photos: Path, stray: str) -> None:
+    for names in (("cat", "dog"), ("goldfish, Carassius auratus", "tench, Tinca tinca")):
+        for every in (1, 5):
+            rows = labelled(
+                photos, lambda n, name, k=names, e=every: k[name == "dog"] + (stray if n % e == 0 else "")
+            )
+            targets = opened(photos, rows).train.targets
+            assert isinstance(targets, ClassIndices)
+            assert targets.class_names == names
 
 
 def test_a_name_that_stands_twice_in_a_line_of_json_is_rejected(photos: Path) -> None:

@@ -1,5 +1,3 @@
-"""Bulk work on Ray: what it is given, what is wrong in one line, and once the whole with a killed worker."""
-
 import contextlib
 import dataclasses
 import json
@@ -17,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.cli import error_line
 from tests.data import write_tree
 from tests.models import small_model
 from vitascope.cli import main
@@ -44,46 +43,33 @@ QUICK = ["--device", "cpu", "--precision", "fp32", "--batch-size", "2"]
 HEAD, SMALL, LARGE = {"CPU": 8.0}, {"CPU": 16.0, "GPU": 2.0}, {"CPU": 64.0, "GPU": 8.0}
 
 
-@pytest.mark.parametrize(
-    ("asked", "nodes", "share"),
-    [
+def test_worker_takes_a_cpu_or_a_gpu_with_its_cores_and_one_that_fits_nowhere_is_rejected() -> None:
+    for asked, nodes, share in (
         (("auto", None), [HEAD, {"CPU": 4.0}], (1, 0, 12)),  # a worker per core, which reads by itself
         (("auto", 2), [HEAD, {"CPU": 4.0}, {"memory": 1.0}], (3, 0, 3)),
         (("auto", None), [HEAD, LARGE, LARGE], (8, 1, 16)),  # a worker per GPU, and its cores to read with
         (("cuda", 3), [HEAD, SMALL], (4, 1, 2)),
         (("cuda", None), [SMALL, {"CPU": 2.0, "GPU": 1.0}], (2, 1, 3)),
         (("cpu", None), [SMALL], (1, 0, 16)),
-    ],
-)
-def test_worker_takes_a_cpu_or_a_gpu_with_its_cores(
-    asked: tuple[str, int | None], nodes: list[dict[str, float]], share: tuple[int, int, int]
-) -> None:
-    assert share_of(*asked, nodes) == share
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (
-            ("cuda", None),
-            "no node of Ray has the 1 CPUs and the GPU of a worker: they have 8 CPUs and 0 GPUs",
-        ),
+    ):
+        assert share_of(*asked, nodes) == share
+    for asked, message in (
+        (("cuda", None), "the 1 CPUs and the GPU of a worker: they have 8 CPUs and 0 GPUs"),
         (("auto", 8), "the 9 CPUs of a worker"),
-    ],
-)
-def test_worker_that_fits_nowhere_is_rejected_instead_of_waited_for(
-    asked: tuple[str, int | None], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        share_of(*asked, [HEAD])
+    ):
+        with pytest.raises(UserError, match=message):
+            share_of(*asked, [HEAD])
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-host.invalid:6379", "127.0.0.1:99999"])
-def test_address_without_ray_is_rejected_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in (address, "auto"):
+def test_address_of_another_kind_or_without_ray_is_rejected_at_once(monkeypatch) -> None:
+    for address in ("127.0.0.1:1", "no-host.invalid:6379", "127.0.0.1:99999"):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(UserError, match=f"Ray at {address} cannot be reached"):
-            check_reachable(given)
+        for name in (address, "auto"):
+            with pytest.raises(UserError, match=f"Ray at {address} cannot be reached"):
+                check_reachable(name)
+    for address in ("ray://head:10001", "head", "head:", "http://head:8265"):
+        with pytest.raises(UserError, match=r"auto or HOST:PORT, .*`ray job submit`"):
+            check_reachable(address)
 
 
 def test_machine_without_ray_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +83,7 @@ def test_machine_without_ray_is_named_with_the_way_out(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_start_that_hangs_ends_at_a_signal_or_after_a_time(
-    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_start_that_hangs_ends_at_a_signal_or_after_a_time(signum, monkeypatch, capfd) -> None:
     pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
     starting, never = threading.Event(), threading.Event()
 
@@ -160,77 +144,42 @@ def test_rows_are_read_while_the_head_answers(monkeypatch: pytest.MonkeyPatch) -
             next(rows)
 
 
-@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", "http://head:8265"])
-def test_address_of_another_kind_is_rejected(address: str) -> None:
-    with pytest.raises(UserError, match=r"auto or HOST:PORT, .*`ray job submit`"):
-        check_reachable(address)
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
+def test_failures_of_ray_are_one_line_and_a_fault_of_ours_keeps_its_traceback() -> None:
+    exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
+    for reason in (
         "No module named 'vitascope'",
         "No module named 'vitascope.data.rows.on_ray'",
         "Can't get attribute 'RayPartWorker' on <module 'vitascope.data.rows.on_ray'",
-    ],
-)
-def test_worker_of_another_version_is_explained(reason: str) -> None:
-    exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
-    error = exceptions.RayActorError(error_msg=f"\n\x1b[36mray::MapWorker\x1b[39m\nError: {reason} from x\n")
-    found = ray_fault(error)
-    assert isinstance(found, UserError)
-    assert str(found) == f"a worker cannot load vitascope ({reason}): install the same version on all nodes"
-
-
-def test_other_failure_of_ray_is_one_line() -> None:
-    exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
-    found = ray_fault(
-        exceptions.RayActorError(error_msg="The \x1b[36mactor\x1b[39m died.\nIts node was lost.\n")
-    )
-    assert isinstance(found, UserError)
-    assert "Ray failed: The actor died. Its node was lost.; the parts that are done are kept" in str(found)
-
-
-def test_fault_in_our_own_code_keeps_its_traceback() -> None:
-    exceptions = pytest.importorskip("ray.exceptions", reason="ray is not installed (vitascope[ray])")
-    error = exceptions.RayTaskError("write", "a traceback", ValueError("ours"))
-    assert ray_fault(error) is error
+    ):
+        text = f"\n\x1b[36mray::MapWorker\x1b[39m\nError: {reason} from x\n"
+        fault = ray_fault(exceptions.RayActorError(error_msg=text))
+        assert isinstance(fault, UserError)
+        line = f"a worker cannot load vitascope ({reason}): install the same version on all nodes"
+        assert str(fault) == line
+    other = exceptions.RayActorError(error_msg="The \x1b[36mactor\x1b[39m died.\nIts node was lost.\n")
+    fault = ray_fault(other)
+    assert isinstance(fault, UserError)
+    assert "Ray failed: The actor died. Its node was lost.; the parts that are done are kept" in str(fault)
+    ours = exceptions.RayTaskError("write", "a traceback", ValueError("ours"))
+    assert ray_fault(ours) is ours
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["predict", "model", "pictures", "--engine", "ray"], "--engine ray needs a file: --out FILE"),
-        (["predict", "model", "pictures", "--ray-address", "auto"], "--ray-address needs --engine ray"),
-        (["embed", "model", "pictures", "--out", "f.npz", "--ray-address", "auto"], "needs --engine ray"),
-        (["predict", "model", "pictures", "--out", "p.jsonl", "--engine", "dask"], "'dask'"),
-        (
-            [
-                "embed",
-                "model",
-                "pictures",
-                "--out",
-                "f.npz",
-                "--engine",
-                "ray",
-                "--ray-address",
-                "127.0.0.1:1",
-            ],
-            "cannot be reached",
-        ),
+        ("predict model pictures --engine ray", "--engine ray needs a file: --out FILE"),
+        ("predict model pictures --ray-address auto", "--ray-address needs --engine ray"),
+        ("embed model pictures --out f.npz --ray-address auto", "needs --engine ray"),
+        ("predict model pictures --out p.jsonl --engine dask", "'dask'"),
+        ("embed model pictures --out f.npz --engine ray --ray-address 127.0.0.1:1", "cannot be reached"),
     ],
 )
-def test_command_says_in_one_line_what_is_wrong(
-    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_command_says_in_one_line_what_is_wrong(argv: str, message, tmp_path, monkeypatch, capsys) -> None:
     if "127.0.0.1:1" in argv:
         pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "pictures", {"a": 1})
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
+    assert message in error_line(argv.split(), capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
@@ -263,9 +212,7 @@ def result_of(pictures: Path, **change: object) -> str:
         ({"device": "abacus"}, "abacus"),
     ],
 )
-def test_worker_that_is_not_like_the_others_reports_it_with_its_node(
-    pictures: Path, change: dict, message: str
-) -> None:
+def test_worker_that_is_not_like_the_others_reports_it_with_its_node(pictures, change, message) -> None:
     error = result_of(pictures, **change)
     assert message in error
     assert error.startswith(f"{os.uname().nodename}: ")
@@ -281,9 +228,7 @@ def test_images_that_a_node_does_not_see_are_not_taken_for_unreadable(pictures: 
 
 
 @pytest.mark.parametrize("command", ["predict", "embed"])
-def test_missing_ray_names_the_extra(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_missing_ray_names_the_extra(command: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     write_tree(tmp_path / "pictures", {"a": 1})
     out = tmp_path / ("o.jsonl" if command == "predict" else "o.npz")
@@ -293,9 +238,7 @@ def test_missing_ray_names_the_extra(
 
 
 @pytest.mark.timeout(3 * SECONDS)
-def test_two_workers_one_of_them_killed_give_the_file_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_one_of_them_killed_give_the_file_of_one_process(tmp_path: Path, monkeypatch) -> None:
     """The worker waits for a picture, which is a pipe, when it is killed; the one after it finds a file."""
     pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,3 @@
-"""Jobs in parts: the list of images is whole or rejected, and so are results, whatever dies or stops."""
-
 import errno
 import logging
 import os
@@ -91,26 +89,24 @@ def test_any_path_and_empty_labels_are_listed(tmp_path: Path) -> None:
     assert not job_exists(tmp_path / "out.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("file", "change"),
-    [
-        ("images", lambda data: data[:-3]),
-        ("images", lambda data: data + b"x"),
-        ("job.json", lambda data: data[:-9]),
-        ("job.json", lambda data: b"[]"),
-        ("job.json", lambda data: data.replace(b'"part_images": 8', b'"part_images": 0')),
-        ("job.json", lambda data: data.replace(b'"part_images": 8', b'"part_images": 6')),
-        ("job.json", lambda data: data.replace(b'"images": 19', b'"imagos": 19')),
-        ("job.json", lambda data: data.replace(b'"format": 2', b'"format": 3')),
-        ("job.json", lambda data: data.replace(b'"format": 2', b'"images": 19')),  # as in version 0.2.0
-    ],
-)
-def test_list_that_was_cut_short_or_damaged_is_rejected(tmp_path: Path, file: str, change) -> None:
+def test_list_that_was_cut_short_or_damaged_is_rejected(tmp_path: Path) -> None:
     listed(tmp_path, names(19))
-    path = tmp_path / file
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(UserError, match="begin again"):
-        Parts.open(tmp_path)
+    images, job = ((tmp_path / name).read_bytes() for name in ("images", "job.json"))
+    of_0_2_0 = job.replace(b'"format": 2', b'"images": 19')
+    changed = (
+        job.replace(b'"part_images": 8', b'"part_images": 0'),
+        job.replace(b'"part_images": 8', b'"part_images": 6'),
+        job.replace(b'"images": 19', b'"imagos": 19'),
+        job.replace(b'"format": 2', b'"format": 3'),
+    )
+    pairs = [(images[:-3], job), (images + b"x", job)]
+    pairs += [(images, content) for content in (job[:-9], b"[]", of_0_2_0, *changed)]
+    for written, described in pairs:
+        assert (written, described) != (images, job)
+        (tmp_path / "images").write_bytes(written)
+        (tmp_path / "job.json").write_bytes(described)
+        with pytest.raises(UserError, match="begin again"):
+            Parts.open(tmp_path)
 
 
 def test_list_that_changes_or_that_a_node_does_not_see_is_rejected(tmp_path: Path) -> None:
@@ -127,9 +123,17 @@ def test_list_that_changes_or_that_a_node_does_not_see_is_rejected(tmp_path: Pat
 
 def test_job_is_joined_from_all_parts_and_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(out) == [0, 1, 2]
+
+    def second(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
+        with pytest.raises(UserError, match="is in use by process"):
+            run(out)
+        return HERE(parts, task, wanted)
+
+    assert run(out, second) == [0, 1, 2]
     assert out.read_text().split() == [name for (name,) in names(19)]
     assert list(tmp_path.iterdir()) == [out]
+    with pytest.raises(UserError, match="2 of 3 parts are not computed"):
+        run(tmp_path / "other", lambda parts, task, wanted: HERE(parts, task, wanted[:1]))
 
 
 def test_interrupted_job_computes_the_missing_parts_only(tmp_path: Path) -> None:
@@ -160,23 +164,7 @@ def test_job_that_was_not_listed_completely_or_not_removed_completely_begins_aga
     assert "old" not in out.read_text()
 
 
-def test_part_that_nothing_computed_stops_the_job(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="2 of 3 parts are not computed"):
-        run(tmp_path / "out", lambda parts, task, wanted: HERE(parts, task, wanted[:1]))
-
-
-def test_second_process_is_rejected(tmp_path: Path) -> None:
-    def second(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
-        with pytest.raises(UserError, match="is in use by process"):
-            run(tmp_path / "out")
-        return HERE(parts, task, wanted)
-
-    run(tmp_path / "out", second)
-
-
-def test_killed_process_leaves_no_results_and_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_killed_process_leaves_no_results_and_is_reported(tmp_path: Path, caplog) -> None:
     def die(parts: Parts) -> None:
         module.settle = lambda *_: os.kill(os.getpid(), 9)  # before it is renamed
         parts.begin(1)
@@ -237,9 +225,7 @@ def test_worker_that_died_after_its_part_was_written_is_counted(tmp_path: Path) 
     assert worker({"part": [0]})["deaths"] == [1]
 
 
-def test_disk_that_is_full_is_named_before_a_part_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_that_is_full_is_named_before_a_part_begins(tmp_path: Path, monkeypatch) -> None:
     parts = listed(tmp_path, names(19))
 
     def full(*_: object, **__: object) -> None:
