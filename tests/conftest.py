@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ("tests.cli", "tests.stores")  # their fixtures
+pytest_plugins = ("tests.cli", "tests.coverage_summary", "tests.stores")  # their fixtures, and the summary
 LONGEST = (
     "test_docs.py",
     "test_distributed.py",
