@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser import NO_BROWSER
 
-pytest_plugins = ("tests.cli", "tests.stores")  # their fixtures
+pytest_plugins = ("tests.cli", "tests.coverage_summary", "tests.stores")  # their fixtures, and the summary
 LONGEST = (
     "test_docs.py",
     "test_distributed.py",

@@ -243,3 +243,51 @@ def test_public_functions_and_classes_have_one_name_each() -> None:
     assert {
         name: files for name, files in places.items() if len(files) > 1 and name not in SHARED_NAMES
     } == {}
+
+
+EXTENDED = {
+    "AdamW": "Muon has AdamW's update for all parameters but hidden matrices",
+    "Block": "the other orders of norm and sum have the same parts, and so the same weights",
+    "Classify": "distillation adds a second term to the loss",
+    "Dinov2ViT": "a checkpoint of a later release differs by a few names",
+    "Layout": "merging keeps a layout up to date while tokens disappear",
+    "LearnedPositions": "relative and rotary positions may come beside learned ones",
+    "Library": "Hugging Face's has rules for reading of its own",
+    "Masked": "a masked autoencoder hides other patches",
+    "MeanPool": "all pools know which tokens are patches",
+    "ModelResult": "a page is the result of its first model",
+    "Pace": "work is timed as a whole",
+    "PixelTarget": "normalized pixels are computed of pixels",
+    "Positions": "no positions at all are the default of each method",
+    "PreLogits": "the pre-training head ends in classes",
+    "RelativeBias": "BEiT's has one per block",
+    "Resources": "features add the cache to the options of a prediction",
+    "RotaryPositions": "the axial and the mixed ones differ by their angles",
+    "SelfAttention": "windows and merging change one step of equation 6 each",
+    "Siglip": "SigLIP 2 differs by a few names",
+    "Timm": "other modules of timm have the same checks",
+    "Trace": "a stream gives each layer's attention away instead of keeping it",
+    "ViT": "DeiT, MAE and MSN differ by a few names",
+    "Work": "long work lets other work pass between its parts",
+}
+"""Classes that are used themselves and have subclasses, with the reason. All others are abstract or final."""
+
+
+def test_classes_are_abstract_or_final() -> None:
+    nodes = [node for path in FILES for node in nodes_of(path)]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    bases = {name: {ast.unparse(base) for base in node.bases} for name, node in classes.items()}
+    uses = [
+        use
+        for node in nodes
+        if isinstance(node, ast.Call | ast.keyword | ast.Dict | ast.IfExp)
+        if not ast.unparse(node).startswith(("isinstance(", "issubclass("))
+        for use in ast.iter_child_nodes(node)
+    ]
+    concrete = set(classes) & {use.id for use in uses if isinstance(use, ast.Name)}
+
+    def is_error(name: str) -> bool:
+        return name.endswith(("Error", "Exception")) or any(map(is_error, bases.get(name, ())))
+
+    extended = {base for names in bases.values() for base in names & concrete if not is_error(base)}
+    assert extended == set(EXTENDED)

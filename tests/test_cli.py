@@ -3,6 +3,8 @@
 import ast
 import builtins
 import contextlib
+import importlib.metadata
+import importlib.util
 import io
 import itertools
 import json
@@ -202,12 +204,19 @@ def statements(function: ast.FunctionDef) -> int:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"vitascope {__version__}\n"
+    assert main(["--version", "--verbose"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    values = dict(line.split(": ", 1) for line in lines)
+    assert (first, values["pillow"]) == (f"vitascope {__version__}", importlib.metadata.version("pillow"))
+    assert {"python", "platform", "torch", "cpu", "cpu_capability", "cores", "device"} <= values.keys()
+    assert ("ray" in values) == (importlib.util.find_spec("ray") is not None)
 
 
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
         ("from vitascope.cli import main; main(['--help'])", ["torch", "matplotlib", "sklearn"]),
+        ("from vitascope.cli import main; main(['--version'])", ["torch", "matplotlib", "sklearn"]),
         ("import vitascope; vitascope.__all__; dir(vitascope)", ["torch", "numpy", "PIL"]),
     ],
 )

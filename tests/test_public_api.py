@@ -1,6 +1,7 @@
 """The public names, their parameters and their defaults."""
 
 import inspect
+import sys
 from operator import attrgetter
 from typing import Any
 
@@ -105,6 +106,18 @@ def signature_of(path: str) -> str:
 def test_every_public_name_resolves_and_is_listed(name: str) -> None:
     assert getattr(vs, name) is not None
     assert name in dir(vs)
+
+
+@pytest.mark.parametrize("path", [*vs._HOMES, *(f"explain.{name}" for name in vs.explain.__all__)])
+def test_public_names_lie_in_the_module_that_they_name(path: str) -> None:
+    value, name = attrgetter(path)(vs), path.split(".")[-1]
+    if not hasattr(value, "__module__"):
+        assert name in ("METHODS", "DEFAULT_METHOD")
+        return
+    assert value.__name__ == name
+    assert getattr(sys.modules[value.__module__], name) is value
+    # The reference of the site (docs/site.py) takes the module from `_HOMES`.
+    assert path.startswith("explain.") or value.__module__ == f"vitascope.{vs._HOMES[name]}"
 
 
 def test_public_names_are_unique_and_all_of_dir() -> None:

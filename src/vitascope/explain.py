@@ -72,24 +72,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # On first use (PEP 562): SciPy and matplotlib take longer to import than a picture to predict.
-    if name == "compare":
-        from vitascope.analysis.explain.faithfulness.compare import compare
+    from vitascope.analysis.explain import figures
+    from vitascope.analysis.explain.faithfulness import compare, evidence, results
 
-        return compare
-    if name in ("Evidence", "evidence"):
-        from vitascope.analysis.explain.faithfulness.evidence import Evidence, evidence
-
-        return Evidence if name == "Evidence" else evidence
-    if name == "Comparison":
-        from vitascope.analysis.explain.faithfulness.results import Comparison
-
-        return Comparison
-    if name == "draw":
-        from vitascope.analysis.explain.figures import draw
-
-        return draw
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {"draw": figures, "compare": compare, "Comparison": results}
+    return getattr(modules.get(name, evidence), name)
 
 
 def __dir__() -> list[str]:

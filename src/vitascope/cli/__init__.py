@@ -120,6 +120,10 @@ def _answer(args: list[str]) -> None:
         return
     if args[0] == "--version":
         print(f"vitascope {__version__}")
+        if "--verbose" in args:
+            from vitascope.training.run.environment import describe_installation
+
+            print(describe_installation())
         return
     if args[0] not in COMMANDS:
         raise UserError(f"unknown command {args[0]!r}{suggestion(args[0], COMMANDS)}; see `vitascope --help`")
@@ -141,7 +145,7 @@ def overview() -> str:
         "model that comes with vitascope. DATA is a folder of images, `digits`,\n"
         "`cifar10` or another known name, an archive, shards, or a hub id. Both may be\n"
         "URLs of a store, such as s3://bucket/photos (docs/scale.md).\n"
-        "`vitascope COMMAND --help` lists the main options of a command, and\n`--help-all` all of them; "
-        "`vitascope --version` prints the version."
+        "`vitascope COMMAND --help` lists the main options of a command, and\n`--help-all` all of them. "
+        "`vitascope --version` prints the version, and\nwith `--verbose` the libraries and the machine."
     )
     return "\n".join(lines)

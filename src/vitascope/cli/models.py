@@ -8,14 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitascope.cli.parsing import (
-    Device,
-    Folder,
-    Json,
-    Model,
-    Precision,
-    arguments_of,
-)
+from vitascope.cli.parsing import Device, Folder, Json, Model, Precision, arguments_of
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError
 from vitascope.formatting import counted

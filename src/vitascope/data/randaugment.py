@@ -241,8 +241,8 @@ def _luma(channels: int) -> npt.NDArray[np.float32]:
     """The share of each channel in the luma (ITU-R 601, PIL's whole numbers of 65536ths, so that float32 is
     exact), in a row for each channel: (C, C). Equal shares unless the channels are RGB."""
     even = [65536 // channels + (channel < 65536 % channels) for channel in range(channels)]
-    weights = np.array([19595, 38470, 7471] if channels == 3 else even, np.float32) / 65536
-    return np.tile(weights, (channels, 1))
+    weights = np.array([19595, 38470, 7471] if channels == 3 else even) / 65536
+    return np.tile(weights.astype(np.float32), (channels, 1))
 
 
 def affine_matrices(

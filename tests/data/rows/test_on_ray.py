@@ -73,6 +73,8 @@ def test_address_of_another_kind_or_without_ray_is_rejected_at_once(monkeypatch)
 
 
 def test_machine_without_ray_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="ray is not installed (vitascope[ray])")
+
     def none(**_: object) -> None:
         raise ConnectionError("Could not find any running Ray instance")
 

@@ -37,13 +37,9 @@ class ForeignClassifier(nn.Module):
         self.class_names = class_names
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits of a model of timm."""
-        return self.model(images)
-
-
-class _Transformer(ForeignClassifier):
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(pixel_values=images).logits
+        """The logits, which a model of transformers returns in an object."""
+        outputs = self.model(images)
+        return getattr(outputs, "logits", outputs)
 
 
 def open_foreign(ref: str, role: str) -> ForeignClassifier | None:
@@ -90,7 +86,7 @@ def _from_transformers(model_name: str, name: str) -> ForeignClassifier:
     if unset:  # transformers initializes them at random with a warning
         raise UserError(f"{model_name} has no weights for {some(unset)}: is it a classifier?")
     names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
-    return _Transformer(model, probed_preprocess(model_name, outputs, colours), names)
+    return ForeignClassifier(model, probed_preprocess(model_name, outputs, colours), names)
 
 
 def probed_preprocess(model_name: str, outputs: Tensor, colours: Tensor) -> Preprocess:

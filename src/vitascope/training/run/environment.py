@@ -1,8 +1,10 @@
 """The environment of a run: enough to explain why another one differs, and nothing that names a person."""
 
 import datetime
+import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -39,6 +41,21 @@ def describe_environment(device: str, processes: int = 1) -> dict[str, Any]:
         "cuda": torch.version.cuda if where.type == "cuda" else None,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def describe_installation() -> str:
+    """The machine and the versions of the libraries, one value per line, for a report of an error."""
+    values = describe_environment("auto") | {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "gpu": ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))),
+        "cuda": torch.version.cuda,
+    }
+    requirements = importlib.metadata.requires("vitascope") or []  # of the extras too
+    for name in sorted({re.split(r"[^\w.-]", requirement)[0] for requirement in requirements} - {"torch"}):
+        for distribution in importlib.metadata.distributions(name=name):
+            values[name] = distribution.version
+    of_a_run = ("started", "command", "vitascope", "threads", "processes")
+    return "\n".join(f"{name}: {value}" for name, value in values.items() if value and name not in of_a_run)
 
 
 def cpu_name() -> str | None:
