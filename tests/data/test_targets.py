@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from tests.contracts.target import check_target
 from vitascope.data.targets import ClassIndices, ClassSets, Targets, targets_from_json
@@ -24,12 +23,6 @@ def test_target(kind: str, count: int) -> None:
     random = np.random.default_rng(count)
     for absent in (False, True):
         check_target(targets_of(kind, count, random, absent=absent), random)
-
-
-sets_of_three = st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=40).map(
-    lambda rows: np.array(rows, np.bool_).reshape(-1, 3)
-)
-labels_of_three = st.lists(st.integers(0, 2), max_size=40).map(lambda labels: np.array(labels, np.int64))
 
 
 def test_an_image_may_have_any_number_of_classes() -> None:
