@@ -36,7 +36,7 @@ def trainer_of(run: Path, recipe: str, **options: Any) -> Trainer:
     pixels = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), np.uint8)
     images = ImageSet("train", list(pixels), ClassIndices(np.arange(32) % 4, tuple("abcd")))
     splits = Splits(images, images.subset("val", np.arange(4)), None, channels=3)
-    small = {"embed_dim": 24, "num_heads": 2, "depth": 2, "patch_size": 8, "batch_size": 8}
+    small = {"embed_dim": 24, "num_heads": 2, "depth": 2, "patch_size": 8, "batch_size": 16}
     values = {"accumulate": 1, "precision": "fp32", **small, **options}
     config = vs.TrainConfig.from_recipe(recipe, data="noise", device="cpu", **values)
     trainer = build_trainer(Run(run), prepare(config, splits), GPU)
@@ -67,7 +67,7 @@ def test_no_step_waits_for_the_device(tmp_path, gpu, recipe: str, options: dict[
     steps = steps_of(trainer_of(tmp_path, recipe, **options))
     next(steps)()  # the first step moves constants to the device
     with gpu.watched():
-        for _ in range(5):  # mixed and not mixed, and into the next epoch
+        for _ in range(3):  # mixed and not mixed, and into the next epoch
             next(steps)()
     assert not [entry for entry in gpu.log if entry.startswith("process waits")]
 

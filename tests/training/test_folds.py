@@ -111,7 +111,7 @@ def test_a_stopped_training_goes_on_to_the_same_model(trained, photos, tmp_path)
         resume(tmp_path / "run", epochs=9)
 
 
-def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(photos: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(photos, tmp_path: Path) -> None:
     drawn: list[str] = []
 
     def killed(run: Run, **_: object) -> Path:
@@ -128,18 +128,13 @@ def test_a_run_that_was_killed_before_its_figures_is_drawn_when_resumed(photos: 
             train(tiny_config(photos, run=str(tmp_path / "run"), folds=3, epochs=1))
         member = Run(tmp_path / "run").members[0]
         assert member.finished
-        with pytest.raises(
-            UserError, match=f"`vitascope report {member.path}` draws its figures and its rep"
-        ):
+        with pytest.raises(UserError, match=f"`vitascope report {member.path}` draws its figures"):
             resume(member.path)
         monkeypatch.setattr(write, "write_report", written)
-
-        def pictured(run: Run, *_: object) -> dict[str, Path]:
-            drawn.append(f"figures {run.name}")
-            return {}
-
-        monkeypatch.setattr(figures, "draw_figures", pictured)
-        monkeypatch.setattr(write, "draw_figures", pictured)
+        for place in (figures, write):
+            monkeypatch.setattr(
+                place, "draw_figures", lambda run, *_: drawn.append(f"figures {run.name}") or {}
+            )
         resume(tmp_path / "run")
     assert drawn == [f"{what}{run}" for run in ("1", "2", "3", "run") for what in ("figures ", "")]
 
