@@ -18,8 +18,9 @@ from vitascope.data.datasets import open_data
 from vitascope.deploy.predict.predictor import Predictor
 from vitascope.errors import UserError
 from vitascope.models.lora import add_adapters
+from vitascope.models.preprocess import Preprocess
 from vitascope.models.weights.loading import save_pretrained
-from vitascope.models.weights.preprocess import default_preprocess, preprocess_of
+from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.runs import pretrain, resume, train
 from vitascope.training import plan as planning
 from vitascope.training.building import prepare, start_model
@@ -349,7 +350,7 @@ def effects(*names: str) -> list[Any] | None:
     schedule = Schedule.of(options, options.batch_size, 5)
     schedule = schedule if options.minutes is None else schedule.correct(0, 60)
     steps = range(schedule.total(0))
-    task = Classify(preprocess_of(small_model()), Criterion.of(options))
+    task = Classify(Preprocess(image_size=(32, 32)), Criterion.of(options))
     logits, labels = torch.arange(10.0).view(2, 5) ** 2 / 9, torch.tensor([1, 3])
     rest = [config.option(name) for name in PASSED_ON]
     named = ("weight_decay", "layer_decay", "optimizer", "freeze")

@@ -19,7 +19,7 @@ from vitascope.training.linear.classifiers import (
     Neighbors,
 )
 
-TRAIN, TEST = np.arange(300), np.arange(300, 700)
+TRAIN, TEST = np.arange(200), np.arange(200, 400)
 LABELS = DIGITS.labels[TRAIN]
 ALL = [Neighbors((1, 10)), LogisticRegression((0.01, 0.1)), LeastSquares((1.0, 100.0)), ClassMeans()]
 
@@ -81,7 +81,7 @@ def test_a_rough_regression_is_near_the_exact_one() -> None:
         assert np.abs(one - other).max() < 0.04
 
 
-@pytest.mark.parametrize("images", [300, 40])  # more and fewer images than features
+@pytest.mark.parametrize("images", [200, 40])  # more and fewer images than features
 @pytest.mark.parametrize("several", [False, True])
 def test_least_squares_equal_a_direct_solution(images: int, several: bool) -> None:
     targets = (PROPERTIES if several else DIGITS).take(TRAIN[:images])
