@@ -136,6 +136,7 @@ def clock(monkeypatch, tick: float = 0.02) -> None:
     seconds = itertools.count(0, tick)
     for module in (loop, train, resume):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(loop, "seconds_to_read", lambda *_: 0.0)  # which is long on a busy machine
 
 
 def run_of(config: TrainConfig) -> Path:
