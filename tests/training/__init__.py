@@ -27,6 +27,7 @@ from vitascope.training.checkpoint.folders import load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
+from vitascope.training.tasks.classify import Classify
 
 
 def write_folder(
@@ -72,7 +73,6 @@ def tiny_config(data: Path | str, **options: Any) -> TrainConfig:
 
 
 def planned(config: TrainConfig, splits: Splits) -> tuple[TrainConfig, ModelConfig]:
-    """The options and the model of a plan."""
     found = prepare(config, splits).plan
     return found.config, found.model
 
@@ -98,6 +98,15 @@ def undrawn() -> Iterator[None]:
         patch.setattr(write, "write_report", lambda run, **_: run.report)
         patch.setattr(finishing, "remove_checkpoints", lambda run, **_: None)
         yield
+
+
+def let_losses_be(monkeypatch: pytest.MonkeyPatch, *losses: float) -> list[float]:
+    """Let each validation have the next of these losses; returns those to come."""
+    validate, coming = Classify.validate, list(losses)
+    monkeypatch.setattr(
+        Classify, "validate", lambda *arguments: {**validate(*arguments), "loss": coming.pop(0)}
+    )
+    return coming
 
 
 @contextlib.contextmanager
@@ -127,17 +136,17 @@ def clock(monkeypatch, tick: float = 0.02) -> None:
     seconds = itertools.count(0, tick)
     for module in (loop, train, resume):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(loop, "seconds_to_read", lambda *_: 0.0)  # which is long on a busy machine
 
 
 def run_of(config: TrainConfig) -> Path:
-    """Train or pre-train."""
     return (runs.pretrain if config.task == "masked" else runs.train)(config).run
 
 
-def records(run: Path) -> list[dict[str, Any]]:
+def records(run: Path | str) -> list[dict[str, Any]]:
     """The recorded metrics without times."""
     clocks = ("images_per_second", "seconds", "time")
-    return [{k: v for k, v in record.items() if k not in clocks} for record in Run(run).metrics]
+    return [{k: v for k, v in record.items() if k not in clocks} for record in Run.open(run).metrics]
 
 
 def last_state(run: Path, *names: str) -> dict[str, Any]:
@@ -149,7 +158,6 @@ def last_state(run: Path, *names: str) -> dict[str, Any]:
 
 
 def assert_bitwise(one: Any, other: Any) -> None:
-    """Compare nested states; tensors bitwise."""
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
     elif isinstance(one, dict):

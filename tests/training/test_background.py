@@ -1,8 +1,5 @@
-"""Late work: losses of single steps, the best weights, and checkpoints that a thread writes."""
-
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
 import threading
@@ -20,7 +17,16 @@ from torch.distributed.tensor import distribute_tensor
 
 from tests.forked import in_group
 from tests.pretended_gpu import GPU, pretended_gpu
-from tests.training import assert_bitwise, records, run_of, tiny_config, trainer_of, undrawn, write_folder
+from tests.training import (
+    assert_bitwise,
+    let_losses_be,
+    records,
+    run_of,
+    tiny_config,
+    trainer_of,
+    undrawn,
+    write_folder,
+)
 from vitascope import runs
 from vitascope.errors import UserError
 from vitascope.models.engines.transfer import Fetched
@@ -31,7 +37,6 @@ from vitascope.training.checkpoint import folders
 from vitascope.training.checkpoint.folders import checkpoints, load_checkpoint
 from vitascope.training.loop import Trainer
 from vitascope.training.run.run import Run
-from vitascope.training.tasks.classify import Classify
 
 
 def test_a_loss_on_a_gpu_is_read_after_the_next_step_is_started() -> None:
@@ -65,20 +70,16 @@ class Late(Fetched):
         self.late = True
 
 
-def test_late_losses_are_recorded_under_their_own_steps(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "RECORD_EVERY", 2)
+def test_late_losses_are_recorded_under_their_own_steps(data, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "RECORD_EVERY", 1)
     with undrawn():
-        expected = records(run_of(tiny_config(data, epochs=2, run=str(tmp_path / "at once"))))
+        expected = records(run_of(tiny_config(data, epochs=1, run=str(tmp_path / "at once"))))
         assert len([record for record in expected if record["kind"] == "step"]) >= 4
         monkeypatch.setattr(background, "Fetched", Late)
-        assert records(run_of(tiny_config(data, epochs=2, run=str(tmp_path / "late")))) == expected
+        assert records(run_of(tiny_config(data, epochs=1, run=str(tmp_path / "late")))) == expected
 
 
-def test_a_late_loss_that_diverges_ends_the_run_before_a_checkpoint(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_loss_that_diverges_ends_the_run_before_a_checkpoint(data, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(background, "Fetched", Late)
     trainer = trainer_of(tiny_config(data, run=str(tmp_path / "run")))
     trainer.step, trainer.rate = 11, 0.1
@@ -112,20 +113,8 @@ def test_weights_wait_in_memory_until_they_are_due(monkeypatch) -> None:
     assert written == [1.0, 12.0]
 
 
-def better_each_time(monkeypatch, losses: dict[int, float] | None = None) -> None:
-    """Each validation is better than the one before, apart from those with a loss by its number."""
-    validate, count = Classify.validate, itertools.count(1)
-
-    def better(self: Classify, *arguments: Any) -> dict[str, float]:
-        number = next(count)
-        return {**validate(self, *arguments), "loss": (losses or {}).get(number, 1 / number)}
-
-    monkeypatch.setattr(Classify, "validate", better)
-
-
 @pytest.fixture
 def written(monkeypatch) -> list[int]:
-    """The steps at which best weights were written."""
     steps: list[int] = []
     write = Trainer._write_model
 
@@ -138,12 +127,11 @@ def written(monkeypatch) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_a_run_keeps_its_best_weights_however_seldom_they_are_written(
-    data, tmp_path, monkeypatch, written, seconds: float
+    data, tmp_path, monkeypatch, written
 ) -> None:
-    monkeypatch.setattr(background, "WRITE_SECONDS", seconds)
-    better_each_time(monkeypatch, {4: 9.0})
+    monkeypatch.setattr(background, "WRITE_SECONDS", 1e9)
+    let_losses_be(monkeypatch, 1.0, 0.5, 0.3, 9.0)
     kept: dict[str, torch.Tensor] = {}
     validate = Trainer._validate
 
@@ -157,7 +145,7 @@ def test_a_run_keeps_its_best_weights_however_seldom_they_are_written(
         run = runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=4, keep="best")).run
     assert Run(run).records("kept")[0]["epoch"] == 3
     assert_bitwise(dict(from_pretrained(run).state_dict()), kept)
-    assert written == ([5, 10, 15] if seconds == 0 else [5, 20])
+    assert written == [5, 20]
 
 
 def test_weights_that_a_checkpoint_refers_to_are_written_before_it(
@@ -165,7 +153,7 @@ def test_weights_that_a_checkpoint_refers_to_are_written_before_it(
 ) -> None:
     """A run that is killed after a checkpoint and resumed ends as an uninterrupted one."""
     monkeypatch.setattr(background, "WRITE_SECONDS", 1e9)
-    better_each_time(monkeypatch, dict.fromkeys(range(3, 7), 9.0))
+    let_losses_be(monkeypatch, 1.0, 0.5, 9.0, 9.0, 9.0, 9.0)
     whole, again = tmp_path / "whole", tmp_path / "again"
     saved, save = [], Trainer.save
 
@@ -185,12 +173,11 @@ def test_weights_that_a_checkpoint_refers_to_are_written_before_it(
     assert_bitwise(*(dict(from_pretrained(run).state_dict()) for run in (whole, again)))
 
 
-@pytest.mark.parametrize("killed_writing", [False, True])
 def test_best_weights_that_a_kill_left_incomplete_are_replaced_by_the_next_ones(
-    data, tmp_path, monkeypatch, killed_writing: bool
+    data, tmp_path, monkeypatch
 ) -> None:
     """Also if no later validation is better than that of the checkpoint: not all machines repeat a run."""
-    better_each_time(monkeypatch, {3: 8.0, 4: 9.0})
+    let_losses_be(monkeypatch, 1.0, 0.5, 8.0, 9.0)
     run, save = Run(tmp_path / "run"), Trainer.save
 
     def stop(self: Trainer) -> None:
@@ -204,16 +191,15 @@ def test_best_weights_that_a_kill_left_incomplete_are_replaced_by_the_next_ones(
     with undrawn(), pytest.raises(KeyboardInterrupt):
         runs.train(config)
     monkeypatch.setattr(Trainer, "save", save)
-    if killed_writing:
-        (run.best / "config.json").unlink()
+    (run.best / "config.json").unlink()
     with undrawn():
         runs.resume(run.path)
-    assert run.records("kept")[0]["epoch"] == (3 if killed_writing else 2)
+    assert run.records("kept")[0]["epoch"] == 3
 
 
 def test_a_run_that_diverges_leaves_its_best_weights(data, tmp_path, monkeypatch, written) -> None:
     monkeypatch.setattr(background, "WRITE_SECONDS", 1e9)
-    better_each_time(monkeypatch, {3: float("nan")})
+    let_losses_be(monkeypatch, 1.0, 0.5, math.nan)
     with undrawn(), pytest.raises(UserError, match="the validation loss is nan"):
         runs.train(tiny_config(data, run=str(tmp_path / "run"), keep="best"))
     assert written == [5, 15]
@@ -246,9 +232,7 @@ def test_checkpoint_has_the_state_of_its_step_while_training_changes_the_weights
     assert (step, state["model"]["weights"].unique().tolist()) == (2, [1.0])
 
 
-def test_failure_in_the_thread_is_raised_once_and_older_checkpoints_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_in_the_thread_is_raised_once_and_older_checkpoints_stay(tmp_path, monkeypatch) -> None:
     writer = CheckpointWriter(Run(tmp_path), keep=2)
     writer.save(1, {"weights": torch.zeros(3)})
     writer.wait()

@@ -11,7 +11,6 @@ from vitascope.training.keywords import TrainKeywords
 from vitascope.training.options.recipes import GROUP_OF, TrainConfig
 
 RECORDED = {"task", "fold"}
-"""Options that a function or a run sets itself."""
 
 
 def leaves(kind: Any) -> set[Any]:

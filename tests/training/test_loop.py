@@ -15,6 +15,7 @@ from tests.training import (
     assert_bitwise,
     interrupted,
     last_state,
+    let_losses_be,
     tiny_config,
     trainer_of,
     undrawn,
@@ -32,7 +33,6 @@ from vitascope.training.loop import Trainer
 from vitascope.training.optimizers import layer_of
 from vitascope.training.progress import Progress
 from vitascope.training.run.run import Run
-from vitascope.training.tasks.classify import Classify
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -45,7 +45,6 @@ def uneven(tmp_path_factory) -> Path:
 
 
 def steps(trainer: Trainer, epoch: int = 0) -> list[float]:
-    """Run an epoch's steps; return the loss of each."""
     return [float(trainer._training_step(batch, epoch)) for batch in trainer.train_loader.epoch(epoch)]
 
 
@@ -53,27 +52,14 @@ def weights_of(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.module.parameters()])
 
 
-def nan_from(monkeypatch, epoch: int, poison: float = math.nan) -> None:
-    """From an epoch on, augmentation returns NaN."""
-    augment = Augmentation.__call__
-
-    def spoilt(self: Augmentation, pixels: torch.Tensor, indices: Any, **keywords: Any) -> torch.Tensor:
-        images = augment(self, pixels, indices, **keywords)
-        return images * poison if keywords["epoch"] >= epoch else images
-
-    monkeypatch.setattr(Augmentation, "__call__", spoilt)
-
-
 # A step
 
 
-@pytest.mark.parametrize(
-    ("accumulate", "chosen"),
-    [
-        *((2, {}), (4, {}), (2, {"mixup": 0.8}), (4, {"cutmix": 1.0}), (2, {"mixup": 0.8, "cutmix": 1.0})),
-        *((4, {"class_weights": "balanced", "mixup": 0.8}), (2, {"sampling": "balanced"})),
-    ],
-)
+BALANCED = {"class_weights": "balanced", "mixup": 0.8}
+
+
+@pytest.mark.parametrize("chosen", [{}, {"mixup": 0.8, "cutmix": 1.0}, BALANCED, {"sampling": "balanced"}])
+@pytest.mark.parametrize("accumulate", [2, 4])
 def test_gradient_accumulation_equals_the_step_of_the_full_batch(uneven, accumulate: int, chosen) -> None:
     """20 images in batches of 11: the parts differ in size, and the last batch is smaller and odd."""
     options = EXACT | chosen | {"batch_size": 11, "clip_grad": 0.5, "crop_scale": 0.5}
@@ -121,8 +107,7 @@ def test_unreadable_image_adds_nothing_to_the_loss(data) -> None:
     assert float(trainer.sums["count"]) == 10  # the epoch's mean is of the images that were read
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "adamw"), ("fp16", "adamw"), ("fp16", "sgd")])
 def test_batch_of_unreadable_images_changes_nothing(data, precision: str, optimizer: str) -> None:
     options = EXACT | {"precision": precision, "optimizer": optimizer, "ema": 0.5, "accumulate": 2}
     trainer = trainer_of(tiny_config(data, **options))
@@ -150,11 +135,9 @@ def test_gradient_checkpointing_reaches_the_model_and_changes_no_weights(data) -
     assert torch.equal(weights_of(checkpointed), weights_of(plain))
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_every_parameter_group_has_its_learning_rate_in_every_step(data, schedule: str) -> None:
-    options = EXACT | {"layer_decay": 0.5, "schedule": schedule, "lr": 0.01, "lr_batch": 8}
-    options["warmup_epochs"] = 0.6
-    trainer = trainer_of(tiny_config(data, **options))
+def test_every_parameter_group_has_its_learning_rate_in_every_step(data) -> None:
+    options = EXACT | {"layer_decay": 0.5, "schedule": "linear", "lr": 0.01, "lr_batch": 8}
+    trainer = trainer_of(tiny_config(data, **options | {"warmup_epochs": 0.6}))
     names = {id(parameter): name for name, parameter in trainer.module.named_parameters()}
     rates = []
     for epoch in range(3):
@@ -168,9 +151,7 @@ def test_every_parameter_group_has_its_learning_rate_in_every_step(data, schedul
                     share = 0.5 ** (3 - layer_of(names[id(parameter)], 2))
                     assert group["lr"] == pytest.approx(expected * share)
     peak = 0.01 * 4 / 8
-    last = {"cosine": 0.5 * (1 + math.cos(11 / 12 * math.pi)), "linear": 1 / 12, "constant": 1.0}[schedule]
-    assert (rates[0], max(rates)) == pytest.approx((peak / 3, peak))
-    assert rates[-1] == pytest.approx(peak * last)
+    assert (rates[0], max(rates), rates[-1]) == pytest.approx((peak / 3, peak, peak / 12))
 
 
 @pytest.mark.parametrize("ema", [None, 0.3])
@@ -233,13 +214,13 @@ def test_fp16_resumes_bitwise_with_its_scaler_state(data, tmp_path) -> None:
 def test_fp16_overflow_skips_one_step_only(data, optimizer: str) -> None:
     options = EXACT | {"precision": "fp16", "optimizer": optimizer}
     trainer = trainer_of(tiny_config(data, **options))
-    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28)
     first, *others = trainer.train_loader.epoch()
     before = weights_of(trainer).clone()
     trainer._training_step(first, 0)
     assert torch.equal(weights_of(trainer), before)
-    assert trainer.scaler.get_scale() == 2.0**39
-    for _ in range(30):
+    assert trainer.scaler.get_scale() == 2.0**27
+    for _ in range(20):
         trainer._training_step(others[0], 0)
     assert not torch.equal(weights_of(trainer), before)
     assert bool(torch.isfinite(weights_of(trainer)).all())
@@ -248,8 +229,8 @@ def test_fp16_overflow_skips_one_step_only(data, optimizer: str) -> None:
 @pytest.mark.parametrize(("begun", "resumed"), [("fp32", "fp16"), ("fp16", "bf16")])
 def test_run_resumes_in_another_precision(data, tmp_path, begun: str, resumed: str) -> None:
     run = tmp_path / "run"
-    with interrupted(7):
-        runs.train(tiny_config(data, run=str(run), precision=begun))
+    with interrupted(3):
+        runs.train(tiny_config(data, run=str(run), precision=begun, epochs=1))
     runs.resume(run, precision=resumed)
     assert Run(run).metrics[-1]["kind"] == "test"
 
@@ -283,31 +264,20 @@ def test_the_estimate_of_the_time_left_follows_the_schedule(data, tmp_path, monk
         plan(self, epochs, images, slowdown, *rest)
 
     monkeypatch.setattr(Progress, "plan", planned)
-    config = tiny_config(data, run=str(tmp_path / "run"), progressive=0.5, image_size=32)
+    config = tiny_config(data, run=str(tmp_path / "run"), progressive=0.5, image_size=32, epochs=2)
     schedule = trainer_of(config).schedule
     runs.train(config)
-    assert slowdowns == [schedule.slowdown(step) for step in (0, 5, 10)]
+    assert slowdowns == [schedule.slowdown(step) for step in (0, 5)]
 
 
 # Early stopping
-
-
-def validated(monkeypatch, losses: list[float]) -> None:
-    """Let the validation loss of each epoch be this."""
-    remaining = iter(losses)
-    validate = Classify.validate
-
-    def scripted(*arguments: Any) -> dict[str, float]:
-        return validate(*arguments) | {"loss": next(remaining)}
-
-    monkeypatch.setattr(Classify, "validate", scripted)
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_a_run_ends_after_epochs_without_a_lower_validation_loss(
     data, tmp_path, monkeypatch, capsys, keep: str
 ) -> None:
-    validated(monkeypatch, [3.0, 2.0, 2.5, 1.5, 1.5, 1.6])
+    let_losses_be(monkeypatch, 3.0, 2.0, 2.5, 1.5, 1.5, 1.6)
     config = tiny_config(data, run=str(tmp_path / "run"), epochs=9, patience=2, keep=keep, ema=0.0)
     run = Run(runs.train(config).run)
     out = capsys.readouterr().out
@@ -328,8 +298,13 @@ def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_he
     """Three times the epochs before the lowest loss, or five, pass without a lower one."""
     monkeypatch.setattr(loop, "LEAST_PATIENCE", 5)
     body = save_pretrained(small_model(image_size=16, patch_size=8, depth=2), tmp_path / "body")
-    validated(monkeypatch, [3.0] * (lowest - 1) + [1.0] + [2.0] * 10)
-    budget = {"lengths": ((0, 50),), "validations": 10, "minutes": 1.0}  # recorded: no speed is measured
+    let_losses_be(monkeypatch, *[3.0] * (lowest - 1), 1.0, *[2.0] * 10)
+    budget = {
+        "batch_size": 10,
+        "lengths": ((0, 20),),
+        "validations": 10,
+        "minutes": 1.0,
+    }  # recorded: no speed is measured
     config = tiny_config(data, run=str(tmp_path / "run"), weights=str(body) if trained else None, **budget)
     result = runs.train(config.replace(epochs=None))
     assert len(Run(result.run).records("epoch")) == epochs
@@ -339,31 +314,26 @@ def test_a_run_with_minutes_from_trained_weights_ends_when_more_time_does_not_he
 
 
 def all_numbers(run: Path) -> bool:
-    """Whether all weights in all checkpoints and models of a run are finite."""
     states = [load_checkpoint_at(folder)[1]["model"] for folder in checkpoints(run)]
     states += [from_pretrained(path.parent).state_dict() for path in run.rglob("model.safetensors")]
     return all(bool(torch.isfinite(tensor).all()) for state in states for tensor in state.values())
 
 
-STEADY: dict[str, Any] = {"ema": 0.5, "checkpoint_seconds": 0.0}
-
-
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory) -> Path:
-    with undrawn():
-        return runs.train(tiny_config(data, run=str(tmp_path_factory.mktemp("whole") / "run"), **STEADY)).run
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
-    data, whole, tmp_path, monkeypatch, capsys, poison: float
+    data, tmp_path, monkeypatch, capsys
 ) -> None:
-    run = tmp_path / "run"
-    config = tiny_config(data, run=str(run), **STEADY)
-    file = tmp_path / "config.yaml"
+    """From the second epoch on, augmentation returns NaN."""
+    augment, run, file = Augmentation.__call__, tmp_path / "run", tmp_path / "config.yaml"
+
+    def spoilt(self: Augmentation, pixels: torch.Tensor, indices: Any, **keywords: Any) -> torch.Tensor:
+        images = augment(self, pixels, indices, **keywords)
+        return images * math.nan if keywords["epoch"] >= 1 else images
+
+    config = tiny_config(data, run=str(run), epochs=2, ema=0.5, checkpoint_seconds=0.0)
+    whole = runs.train(config.replace(run=str(tmp_path / "whole"))).run
     file.write_text(config.to_yaml())
     with monkeypatch.context() as patch:
-        nan_from(patch, epoch=1, poison=poison)
+        patch.setattr(Augmentation, "__call__", spoilt)
         assert main(["train", "--config", str(file)]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
@@ -447,7 +417,6 @@ def test_recorded_metrics_have_the_documented_names_and_means_of_their_epoch(
 
 
 def test_run_killed_after_the_last_step_only_finishes(data, tmp_path, monkeypatch) -> None:
-    """Killed after the last step: no step is repeated."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("vitascope.training.train.finish", lambda *_: None)

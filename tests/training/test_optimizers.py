@@ -1,5 +1,3 @@
-"""Muon, and AdamW and SGD without torch's compiler."""
-
 from __future__ import annotations
 
 import copy
@@ -25,10 +23,10 @@ from vitascope.training.optimizers import (
 from vitascope.training.options.groups import Optimization
 
 
-@pytest.mark.parametrize(("bf16", "off_diagonal"), [(False, 1e-3), (True, 0.05)])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 64)])
+@pytest.mark.parametrize("bf16", [False, True])
 def test_all_singular_values_become_about_one_and_the_directions_stay(
-    shape: tuple[int, int, int], bf16: bool, off_diagonal: float
+    shape: tuple[int, int, int], bf16: bool
 ) -> None:
     """In the precision of either kind of CPU; bfloat16 has 8 bits."""
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -37,11 +35,10 @@ def test_all_singular_values_become_about_one_and_the_directions_stay(
     inner = U.mT @ found.float() @ Vh.mT  # diagonal, if the directions stay
     values = inner.diagonal(dim1=1, dim2=2)
     assert ((values > 0.5) & (values < 1.3)).float().mean() > 0.9
-    assert (inner - torch.diag_embed(values)).abs().max() < off_diagonal
+    assert (inner - torch.diag_embed(values)).abs().max() < (0.05 if bf16 else 1e-3)
 
 
 def steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], count: int = 3) -> None:
-    """Steps with fixed random gradients."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(count):
         for parameter in parameters:
@@ -69,7 +66,6 @@ def test_a_matrix_gets_the_update_of_torchs_muon(monkeypatch) -> None:
 
 
 def test_an_optimizer_that_loads_the_state_of_another_goes_on_as_it_would() -> None:
-    """As a resumed run does."""
     ours = [nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(8))]
     first = Muon([group(ours[:1], 1), group(ours[1:], 0)], lr=0.05)
     steps(first, ours)
@@ -100,8 +96,6 @@ def test_the_number_of_operations_does_not_grow_with_the_number_of_layers() -> N
 
 
 class Products(TorchDispatchMode):
-    """Counts batched matrix products."""
-
     count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

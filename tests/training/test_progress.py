@@ -9,7 +9,6 @@ from vitascope.training.progress import Progress
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
-    """The time in seconds, which tests set."""
     seconds = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     return seconds
@@ -21,7 +20,6 @@ def _no_time_passes(clock) -> None:
 
 
 def lines(epochs: int) -> None:
-    """Report a run of this many epochs."""
     bar = Progress(epochs, 10 * epochs)
     for epoch in range(1, epochs + 1):
         bar.advance(10)
@@ -31,7 +29,6 @@ def lines(epochs: int) -> None:
 
 @pytest.fixture(params=[False, True], ids=["file", "terminal"])
 def terminal(request, monkeypatch) -> bool:
-    """Whether stderr is a terminal."""
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: request.param, raising=False)
     return request.param
 

@@ -2,6 +2,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ def schedule(steps_per_epoch: int = 10, batch_size: int = 128, **options: Any) -
 
 
 def rates(found: Schedule) -> list[float]:
-    """The rate of every step."""
     return [found.rate(step) for step in range(found.total(0))]
 
 
@@ -28,6 +28,12 @@ def test_the_rate_warms_up_linearly_then_falls_along_a_cosine_to_zero() -> None:
     cosine = [0.25 * (1 + math.cos(math.pi * step / 80)) for step in range(80)]
     assert rates(found)[20:] == pytest.approx(cosine)
     assert found.rate(100) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("kind", "last"), [("linear", 1 / 80), ("constant", 1.0)])
+def test_other_schedules_fall_in_a_line_or_not_at_all(kind: str, last: float) -> None:
+    rest = rates(schedule(epochs=10, warmup_epochs=2, lr=0.5, schedule=kind))[20:]
+    assert rest == pytest.approx([0.5 * (1 - step / 79 * (1 - last)) for step in range(80)])
 
 
 @pytest.mark.parametrize("epochs", [1, 8, 100])
@@ -116,24 +122,23 @@ def simulate(
     return passed, len(found.lengths)
 
 
-@pytest.mark.parametrize("actual", [0.02, 0.1, 0.3])
-def test_a_run_ends_with_its_time_whatever_its_first_steps_promised(actual: float) -> None:
-    passed, corrections = simulate(lambda passed: actual)
-    assert passed == pytest.approx(100, rel=0.02)
-    assert 10 <= corrections <= 1 + len(CORRECTED)
+def test_a_run_ends_with_its_time_whatever_its_first_steps_promised() -> None:
+    for actual in (0.02, 0.1, 0.3):
+        passed, corrections = simulate(lambda passed, actual=actual: actual)
+        assert passed == pytest.approx(100, rel=0.02)
+        assert 10 <= corrections <= 1 + len(CORRECTED)
 
 
-@pytest.mark.parametrize("when", [0, 1, 30, 50, 52, 68, 90, 95, 99])
-def test_a_machine_that_becomes_twice_as_slow_ends_at_most_a_tenth_later(when: float) -> None:
-    passed, _ = simulate(lambda passed: 0.1 if passed < when else 0.2)
-    assert passed <= 110
+def test_a_machine_that_becomes_twice_as_slow_ends_at_most_a_tenth_later() -> None:
+    for when in (0, 1, 30, 50, 52, 68, 90, 95, 99):
+        passed, _ = simulate(lambda passed, when=when: 0.1 if passed < when else 0.2)
+        assert passed <= 110
 
 
-@pytest.mark.parametrize("progressive", [0.3, 0.5, 0.9])
-@pytest.mark.parametrize("small", [0.5, 0.5625, 0.7])
-def test_a_run_that_begins_with_small_images_ends_with_its_time(progressive: float, small: float) -> None:
-    passed, _ = simulate(lambda passed: 0.1, progressive=progressive, small=small)
-    assert passed == pytest.approx(100, rel=0.03)
+def test_a_run_that_begins_with_small_images_ends_with_its_time() -> None:
+    for progressive, small in itertools.product((0.3, 0.5, 0.9), (0.5, 0.5625, 0.7)):
+        passed, _ = simulate(lambda passed: 0.1, progressive=progressive, small=small)
+        assert passed == pytest.approx(100, rel=0.03)
 
 
 def validated(found: Schedule) -> list[int]:
@@ -153,42 +158,26 @@ def test_a_number_of_validations_divides_the_schedule_evenly(count: int, total: 
     assert all(abs(step - total * (place + 1) / count) <= 1 for place, step in enumerate(found))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "validation", "count"), [(1800, 2.0, 20), (180, 2.0, 9), (60, 30.0, 1), (600, 0.0, 20)]
-)
-def test_validations_take_a_tenth_of_the_budget_at_most(
-    seconds: float, validation: float, count: int
-) -> None:
-    assert TimeBudget(seconds, validation).validations == count
+def test_validations_take_a_tenth_of_the_budget_at_most() -> None:
+    for seconds, validation, count in ((1800, 2.0, 20), (180, 2.0, 9), (60, 30.0, 1), (600, 0.0, 20)):
+        assert TimeBudget(seconds, validation).validations == count
 
 
 def test_small_images_are_those_of_the_first_share_of_the_schedule() -> None:
     found = schedule(epochs=10, progressive=0.3)
     assert [found.is_small(step) for step in range(100)] == 30 * [True] + 70 * [False]
     costs = [found.cost(step) for step in range(100)]
-    assert [found.rest_cost(step) for step in (0, 20, 30, 99)] == pytest.approx(
-        [sum(costs[step:]) / (100 - step) for step in (0, 20, 30, 99)]
-    )
-    assert [found.slowdown(step) for step in (0, 10, 30, 65)] == pytest.approx(
-        [
-            sum(costs[step:]) / (100 - step) / (sum(costs[: max(1, step)]) / max(1, step))
-            for step in (0, 10, 30, 65)
-        ]
-    )
+    for step in (0, 10, 20, 30, 65, 99):
+        rest, before = np.mean(costs[step:]), np.mean(costs[: max(1, step)])
+        assert (found.rest_cost(step), found.slowdown(step)) == pytest.approx((rest, rest / before))
     assert not schedule(epochs=10).is_small(0)
     assert schedule(epochs=10).slowdown(50) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [
-        ({"image_size": 32, "patch_size": 4}, (24, 24)),
-        ({"image_size": 32, "patch_size": 16}, (32, 32)),  # two patches: three quarters are two
-        ({"image_size": (64, 48), "patch_size": 8}, (48, 32)),
-    ],
-)
-def test_small_images_consist_of_whole_patches(options: dict[str, Any], size: tuple[int, int]) -> None:
-    assert small_size(ViTConfig(**options)) == size
+def test_small_images_consist_of_whole_patches() -> None:
+    assert small_size(ViTConfig(image_size=32, patch_size=4)) == (24, 24)
+    assert small_size(ViTConfig(image_size=32, patch_size=16)) == (32, 32)  # two patches: 3 quarters are two
+    assert small_size(ViTConfig(image_size=(64, 48), patch_size=8)) == (48, 32)
 
 
 def test_a_resumed_budget_is_corrected_next_at_the_next_share() -> None:

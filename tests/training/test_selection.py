@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from tests.training import tiny_config, write_folder, write_uneven
+from tests.training import let_losses_be, tiny_config, write_folder, write_uneven
 from vitascope import runs
 from vitascope.analysis.report.charts import kept_place
 from vitascope.analysis.report.overview import training
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Thirty validation images."""
     root = tmp_path_factory.mktemp("data") / "greys"
     write_folder(root / "train", per_class=8)
     write_folder(root / "val", per_class=15)
@@ -80,16 +79,15 @@ def test_of_several_classes_per_image_a_lower_map_is_worse_and_a_higher_loss_is_
 def test_a_training_that_balances_classes_is_selected_and_stopped_by_the_balanced_loss(
     tmp_path, monkeypatch, options
 ) -> None:
-    validate = Classify.validate
-    losses = iter([(0.4, 0.9), (0.9, 0.4), (0.3, 0.8), (0.2, 0.7)])
+    validate, weighted = Classify.validate, iter([0.9, 0.4, 0.8, 0.7])
 
     def scripted(*arguments) -> dict[str, float]:
-        loss, weighted = next(losses)
         measured = validate(*arguments)
         assert {"loss", "weighted_loss"} <= measured.keys()
-        return {**measured, "loss": loss, "weighted_loss": weighted}
+        return {**measured, "weighted_loss": next(weighted)}
 
     monkeypatch.setattr(Classify, "validate", scripted)
+    let_losses_be(monkeypatch, 0.4, 0.9, 0.3, 0.2)
     config = tiny_config(write_uneven(tmp_path / "data"), run=str(tmp_path / "run"), epochs=9, patience=2)
     run = Run(runs.train(config.replace(**options)).run)
     (kept,) = run.records("kept")

@@ -22,7 +22,6 @@ class Acted(Exception):  # noqa: N818 - the previous handler was called
 
 @pytest.fixture(autouse=True)
 def _before(without_figures):
-    """Signal handlers of a surrounding program."""
 
     def act(signum: int, frame: object) -> None:
         raise Acted(signum)
@@ -67,22 +66,21 @@ def test_no_handler_is_installed_in_another_thread() -> None:
     assert during == [*before, 0]
 
 
-@pytest.mark.parametrize("signum", SIGNALS)
-def test_signal_during_a_step_stops_after_it(data, tmp_path, signum: int) -> None:
-    with signalled(6, signum), pytest.raises(Interrupted) as stopped:
+def test_signal_during_a_step_stops_after_it(data, tmp_path) -> None:
+    with signalled(2, signal.SIGINT), pytest.raises(Interrupted) as stopped:
         runs.train(tiny_config(data, run=str(tmp_path / "run")))
-    assert (stopped.value.signum, stopped.value.run) == (signum, str(tmp_path / "run"))
-    assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-00000007"]
+    assert (stopped.value.signum, stopped.value.run) == (signal.SIGINT, str(tmp_path / "run"))
+    assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-00000003"]
 
 
-@pytest.mark.parametrize("epoch", [1, 3])
+@pytest.mark.parametrize("epoch", [1, 2])
 def test_signal_during_validation_stops_within_a_batch_and_loses_nothing(
     data, tmp_path, monkeypatch, epoch: int
 ) -> None:
     """The resumed run begins with that validation, also with the last one."""
     forward, validate = VisionTransformer.forward, Classify.validate
     whole, run = tmp_path / "whole", tmp_path / "run"
-    runs.train(tiny_config(data, run=str(whole), keep="last"))
+    runs.train(tiny_config(data, run=str(whole), keep="last", epochs=2))
     validations, passes = [], []
 
     def counted(self: Classify, *arguments):
@@ -98,11 +96,11 @@ def test_signal_during_validation_stops_within_a_batch_and_loses_nothing(
     monkeypatch.setattr(Classify, "validate", counted)
     monkeypatch.setattr(VisionTransformer, "forward", and_stop)
     with pytest.raises(Interrupted):
-        runs.train(tiny_config(data, run=str(run), keep="last"))
+        runs.train(tiny_config(data, run=str(run), keep="last", epochs=2))
     assert len(passes) == 1
     assert [folder.name for folder in checkpoints(run)] == [f"step-{5 * epoch:08d}"]
     monkeypatch.setattr(VisionTransformer, "forward", forward)
     runs.resume(run)
-    assert len(validations) == 4
+    assert len(validations) == 3
     assert records(whole) == records(run)
-    assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2, 3]
+    assert [record["epoch"] for record in Run(run).records("epoch")] == [1, 2]

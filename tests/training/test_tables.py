@@ -1,5 +1,3 @@
-"""Runs on tables: bitwise those of the folder of the same images; what is recorded, resumed and moved."""
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,8 @@ from vitascope.training.run.run import Run
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 TINY: dict[str, Any] = {
-    "image_size": 8,
-    "patch_size": 4,
-    "embed_dim": 16,
-    "depth": 1,
-    "num_heads": 2,
-    "steps": 2,
-    "batch_size": 16,
-    "device": "cpu",
-    "recipe": "base",
+    **{"image_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "steps": 2},
+    **{"batch_size": 16, "device": "cpu", "recipe": "base"},
 }
 
 
@@ -56,7 +47,6 @@ def of_folder(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainRe
 
 
 def frame_of(digits: Path) -> Any:
-    """The table as a DataFrame, with absolute paths."""
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = pandas.read_csv(digits / "digits.csv")
     frame["image"] = [str(digits / path) for path in frame["image"]]
@@ -68,16 +58,8 @@ def assert_same_run(one: TrainResult, other: TrainResult) -> None:
     assert one.evaluation.summary() == other.evaluation.summary()
 
 
-def test_run_of_a_table_is_bitwise_that_of_the_folder(digits: Path, of_folder: TrainResult, tmp_path) -> None:
-    assert_same_run(vs.train(data=digits / "digits.csv", run=tmp_path / "run", **TINY), of_folder)
-
-
 def test_frame_is_kept_in_the_run_which_repeats_and_resumes(
-    digits: Path,
-    of_folder: TrainResult,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    digits: Path, of_folder: TrainResult, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     frame = frame_of(digits)
@@ -99,9 +81,7 @@ def test_frame_is_kept_in_the_run_which_repeats_and_resumes(
     assert (left.trained_on, len(left.correct)) == (80, 20)
 
 
-def test_frame_that_cannot_be_learned_leaves_nothing(
-    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frame_that_cannot_be_learned_leaves_nothing(digits, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame = frame_of(digits)
     with pytest.raises(vs.UserError, match=r"^the DataFrame: no column 'tags'"):
@@ -111,9 +91,7 @@ def test_frame_that_cannot_be_learned_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_of_a_table_are_recorded_and_move_with_it(
-    digits: Path, of_folder: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_a_table_are_recorded_and_move_with_it(digits, of_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("project/tables").mkdir(parents=True)
     (digits / "digits").rename("project/digits")

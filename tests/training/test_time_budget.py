@@ -1,5 +1,3 @@
-"""Runs with `minutes`: their length follows the measured speed, is recorded, and repeats bitwise."""
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

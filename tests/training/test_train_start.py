@@ -1,8 +1,7 @@
-"""The start of a run: the recipe, the model, the task, the augmentation."""
-
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,23 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 
 from tests.data import noise
 from tests.forked import in_group
 from tests.models import small_model, small_resnet
-from tests.training import tiny_config, undrawn, write_folder
+from tests.training import tiny_config, trainer_of, undrawn, write_folder
 from vitascope import runs
 from vitascope.cli import main
 from vitascope.data.datasets import open_data
 from vitascope.data.splits import ImageSet, Splits
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError
+from vitascope.models.preprocess import Fit, Preprocess
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
+from vitascope.models.weights.preprocess import preprocess_of
+from vitascope.runs import train
+from vitascope.training.announcement import announce_data
 from vitascope.training.building import make_task, prepare, start_model
 from vitascope.training.loop import augmentation_of
 from vitascope.training.options.recipes import RECIPES, TrainConfig
@@ -31,10 +35,10 @@ from vitascope.training.run.run import Run
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 
-def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, capsys) -> None:
+def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_path, unfit, capsys) -> None:
     command, library = tmp_path / "command", tmp_path / "library"
     words = ["--data", str(data), "--run", str(command), "--epochs", "1", "--device", "cpu"]
-    assert main(["train", *words]) == 0
+    assert main(["train", *words]) == 130
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("start  from cifar10: ")
     assert [line.strip() for line in lines[1:4]] == [
@@ -48,16 +52,19 @@ def test_the_first_line_names_the_start_the_way_out_and_a_better_one(data, tmp_p
     config = {**Run(command).config, "run": None}
     assert config["weights"] == "cifar10"
     assert config["layer_decay"] == RECIPES["finetune"].option("layer_decay")
-    runs.train(data=str(data), run=str(library), epochs=1, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(data=str(data), run=str(library), epochs=1, device="cpu")
     assert {**Run(library).config, "run": None} == config
 
 
-def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(data, tmp_path, monkeypatch) -> None:
+def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(
+    data, tmp_path, unfit, monkeypatch
+) -> None:
     """20 of 24 are training images."""
     for most, recipe in ((23, "small-finetune"), (24, "finetune")):
         monkeypatch.setattr("vitascope.training.plan.FEW_TO_TUNE", most)
         folder = tmp_path / str(most)
-        with undrawn():
+        with pytest.raises(KeyboardInterrupt):
             runs.train(data=str(data), run=str(folder), epochs=1, device="cpu")
         assert Run(folder).config["optimizer"] == RECIPES[recipe].option("optimizer")
 
@@ -134,42 +141,34 @@ def test_images_of_several_classes_are_measured_only_if_one_has_a_class(data, pa
         task_of(tiny_config(data), Splits(**parts, channels=3))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--teacher", "nowhere"], "nowhere: no such model"),
-        (["--teacher", "{weights}"], "has 5 classes, without names; the data have 2"),
-        (["--teacher", "{weights}", "--recipe", "small-data"], 'a distillation token goes with pool "cls"'),
-        (["--teacher", "{weights}", "--pool", "map"], 'a distillation token goes with pool "cls"'),
-        (
-            ["--teacher", "{weights}", "--model", "resnet29_w32_cifar"],
-            "no distillation token for the teacher",
-        ),
-        (["--recipe", "masked"], "the recipe masked is for `vitascope pretrain`"),
-        (["--recipe", "cnn"], "the recipe cnn is for a CNN"),
-        (["--config", "{masked}"], "this configuration is for `vitascope pretrain`"),
-        (["--layer-decay", "0.5", "--model", "resnet29_w32_cifar", "--recipe", "cnn"], "no blocks"),
-        (["--freeze", "--weights", "none"], "set weights"),
-        (["--lora", "4"], "lora needs a body that is trained already: set weights"),
-        (["--lora", "4", "--weights", "{weights}", "--freeze"], "and lora=4 the body too: leave out one"),
-        (["--lora", "4", "--weights", "{resnet}"], "{resnet} is a CNN, which has no lora; leave it out"),
-    ],
-)
-def test_invalid_start_is_rejected_in_one_line_with_advice(
-    data, weights, tmp_path, capsys, options: list[str], message: str
-) -> None:
-    masked = tmp_path / "masked.yaml"
-    masked.write_text(RECIPES["masked"].to_yaml())
-    places = {"weights": weights, "masked": masked, "resnet": tmp_path / "resnet"}
+INVALID = {
+    "--teacher nowhere": "nowhere: no such model",
+    "--teacher {weights}": "has 5 classes, without names; the data have 2",
+    "--teacher {weights} --recipe small-data": 'a distillation token goes with pool "cls"',
+    "--teacher {weights} --pool map": 'a distillation token goes with pool "cls"',
+    "--teacher {weights} --model resnet29_w32_cifar": "no distillation token for the teacher",
+    "--recipe masked": "the recipe masked is for `vitascope pretrain`",
+    "--recipe cnn": "the recipe cnn is for a CNN",
+    "--config {masked}": "this configuration is for `vitascope pretrain`",
+    "--layer-decay 0.5 --model resnet29_w32_cifar --recipe cnn": "no blocks",
+    "--freeze --weights none": "set weights",
+    "--lora 4": "lora needs a body that is trained already: set weights",
+    "--lora 4 --weights {weights} --freeze": "and lora=4 the body too: leave out one",
+    "--lora 4 --weights {resnet}": "{resnet} is a CNN, which has no lora; leave it out",
+}
+
+
+def test_invalid_start_is_rejected_in_one_line_with_advice(data, weights, tmp_path, capsys) -> None:
+    places = {"weights": weights, "masked": tmp_path / "masked.yaml", "resnet": tmp_path / "resnet"}
+    places["masked"].write_text(RECIPES["masked"].to_yaml())
     save_pretrained(small_resnet(), places["resnet"])
-    options, message = [option.format(**places) for option in options], message.format(**places)
-    assert (
-        main(["train", "--data", str(data), "--run", str(tmp_path / "run"), "--device", "cpu", *options]) == 2
-    )
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "run").exists()
+    common = ["train", "--data", str(data), "--run", str(tmp_path / "run"), "--device", "cpu"]
+    for options, message in INVALID.items():
+        assert main([*common, *options.format(**places).split()]) == 2
+        error = capsys.readouterr().err
+        assert message.format(**places) in error
+        assert error.count("\n") == 1
+        assert not (tmp_path / "run").exists()
 
 
 # Uneven classes
@@ -192,47 +191,37 @@ def without_dim(data, monkeypatch) -> Path:
     return data
 
 
-@pytest.mark.parametrize(
-    ("option", "named"), [("class_weights", "class_weights=balanced"), ("sampling", "balanced sampling")]
-)
 def test_balancing_a_class_without_training_images_is_rejected_and_leaves_no_folder(
-    without_dim, tmp_path, option: str, named: str
+    without_dim, tmp_path
 ) -> None:
-    with pytest.raises(UserError) as rejected:
-        runs.train(tiny_config(without_dim, run=str(tmp_path / "run"), **{option: "balanced"}))
-    assert str(rejected.value) == (
-        f"1 of 3 classes has no image in train: dim; {named} needs images of every class: add some, or leave "
-        "the option out"
-    )
-    assert not (tmp_path / "run").exists()
+    for option, named in (("class_weights", "class_weights=balanced"), ("sampling", "balanced sampling")):
+        message = f"1 of 3 classes has no image in train: dim; {named} needs images of every class: add some"
+        with pytest.raises(UserError, match=message):
+            runs.train(tiny_config(without_dim, run=str(tmp_path / "run"), **{option: "balanced"}))
+        assert not (tmp_path / "run").exists()
 
 
 def test_plain_training_warns_of_a_class_without_training_images(without_dim, tmp_path, caplog) -> None:
     with undrawn():
-        runs.train(tiny_config(without_dim, run=str(tmp_path / "run"), epochs=1))
+        runs.train(tiny_config(without_dim, run=str(tmp_path / "run"), steps=1))
     assert [record.message for record in caplog.records] == [
         "1 of 3 classes has no image in train: dim; a class without images is not learned",
         "1 of 3 classes has no image in val: dim; a class without images is not validated",
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "end"),
-    [
-        ({}, "class_weights=balanced or sampling=balanced would balance them"),
-        ({"class_weights": "balanced"}, "class_weights=balanced"),
-        ({"sampling": "balanced"}, "sampling=balanced"),
-    ],
-)
-def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys, options, end: str) -> None:
+def test_uneven_classes_are_announced_with_the_options(tmp_path, capsys) -> None:
     folder = write_folder(tmp_path / "data", per_class=16)
     for path in sorted((folder / "light").iterdir())[5:]:
         path.unlink()
-    with undrawn():
-        runs.train(tiny_config(folder, run=str(tmp_path / "run"), epochs=1, **options))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == f"       uneven: 3 (light) to 12 (dark) training images per class; {end}"
-    assert any(", balanced " in line for line in lines)
+    for options, end in (
+        ({}, "class_weights=balanced or sampling=balanced would balance them"),
+        ({"class_weights": "balanced"}, "class_weights=balanced"),
+        ({"sampling": "balanced"}, "sampling=balanced"),
+    ):
+        announce_data(trainer_of(tiny_config(folder, **options)))
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2] == f"       uneven: 3 (light) to 12 (dark) training images per class; {end}"
 
 
 def test_augmentation_has_the_given_options() -> None:
@@ -249,3 +238,74 @@ def test_augmentation_has_the_given_options() -> None:
     drawn = augmentation_of(RECIPES["deit"])[0].randaugment
     assert drawn is not None
     assert (drawn.num_ops, drawn.magnitude, drawn.probability) == (2, 9.0, 0.5)
+
+
+SQUARE = Preprocess(image_size=(16, 16))
+
+
+@pytest.fixture(scope="module")
+def strips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "strips"
+    random = np.random.default_rng(0)
+    for name, value in (("white", 255), ("black", 0)):
+        (root / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = random.integers(80, 170, (16, 64, 3), dtype=np.uint8)
+            pixels[:, :12] = value
+            Image.fromarray(pixels).save(root / name / f"{number:02}.png")
+    return root
+
+
+@pytest.mark.parametrize(("fit", "share"), [("crop", 0.25), ("pad", 1.0), ("squash", 1.0)])
+def test_a_fit_shows_a_part_or_all_of_a_picture(fit: Fit, share: float) -> None:
+    fitted = SQUARE.fitted(fit)
+    assert fitted.share_seen(64, 16) == pytest.approx(share)
+    assert fitted.share_seen(16, 64) == pytest.approx(share)
+    assert fitted.share_seen(40, 40) == pytest.approx(1)
+
+
+def test_padding_keeps_the_proportions_and_squashing_does_not() -> None:
+    picture = Image.new("RGB", (64, 16), "white")
+    padded = SQUARE.fitted("pad").pixels(picture)
+    assert (padded == 255).all(axis=0).sum() == 16 * 4  # in a grey square
+    assert (padded[:, 0] == 128).all()
+    assert (SQUARE.fitted("squash").pixels(picture) == 255).all()
+
+
+def test_a_fit_replaces_the_rule_of_weights() -> None:
+    theirs = Preprocess(image_size=(16, 16), resize_to=(18, 18), side_rounding="nearest")
+    assert theirs.fitted("squash") == SQUARE.fitted("squash")
+    assert theirs.fitted("crop") == SQUARE
+
+
+def test_a_model_keeps_its_fit(strips: Path, tmp_path: Path) -> None:
+    run = train(tiny_config(strips, run=str(tmp_path / "run"), steps=1, fit="pad")).run
+    ours = preprocess_of(from_pretrained(run))
+    assert ours == ours.fitted("pad") != ours.fitted("squash")
+
+
+def announced(data: Path, capsys, **options: object) -> str:
+    announce_data(trainer_of(tiny_config(data, **options)))
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_start_says_how_much_a_crop_shows_and_what_shows_more(strips: Path, capsys) -> None:
+    line = "fit the model sees 25% of a picture of 16x64 pixels, its centre"
+    assert announced(strips, capsys).endswith(f"{line}: fit=pad or fit=squash shows it the whole picture")
+    assert announced(strips, capsys, fit="crop").endswith(line)
+    assert "the model sees" not in announced(strips, capsys, fit="squash")
+
+
+def test_the_start_says_how_sizes_spread_and_what_is_cut_off_of_the_longest(tmp_path: Path, capsys) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(20):
+            size = (320, 320) if number % 2 else (32, 32)
+            Image.new("L", (3000, 20) if number == 7 else size, 9 * number + (name == "a")).save(
+                tmp_path / name / f"{number:02}.png"
+            )
+    printed = announced(tmp_path, capsys, batch_size=None)
+    sides = r"images of about \d+x\d+ pixels, with sides from 20 to 3,000"
+    assert re.search(sides, printed)
+    least = r"; of [12] of 3\d less than 75%, down to 1% of 20x3000 pixels"
+    assert re.search(least + ": fit=pad or fit=squash shows it the whole picture", printed)

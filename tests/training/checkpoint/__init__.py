@@ -17,7 +17,6 @@ def save_checkpoint(run: Path, step: int, state: Mapping[str, Any], *, keep: int
 
 
 def replace_file(folder: Path, name: str, content: bytes) -> None:
-    """Replace a file of a checkpoint, and update its manifest to match."""
     (folder / name).write_bytes(content)
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["files"][name] = file_record(folder / name)

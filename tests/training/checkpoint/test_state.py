@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
@@ -95,10 +97,12 @@ def test_state_of_another_model_is_rejected() -> None:
         restore_model(small_model(), state | {"gamma": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_single_nan_weight_is_found(value: float) -> None:
+def test_single_nan_weight_is_found() -> None:
     model = small_model()
-    assert all_finite(model)
-    with torch.no_grad():
-        model.encoder.blocks[1].mlp.fc1.weight[3, 2] = value
-    assert not all_finite(model)
+    for value in (math.nan, math.inf, -math.inf):
+        assert all_finite(model)
+        with torch.no_grad():
+            model.encoder.blocks[1].mlp.fc1.weight[3, 2] = value
+        assert not all_finite(model)
+        with torch.no_grad():
+            model.encoder.blocks[1].mlp.fc1.weight[3, 2] = 0.0

@@ -15,17 +15,11 @@ from vitascope.data.targets import ClassIndices, ClassSets
 from vitascope.deploy.predict.predictor import Predictor
 from vitascope.errors import UserError
 from vitascope.models.heads import scale_logits
-from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.models.weights.preprocess import default_preprocess
 from vitascope.training.evaluation import calibrate as calibrate_module
 from vitascope.training.evaluation.calibrate import KNOWN, calibrate, images_to_know
-from vitascope.training.evaluation.calibration import (
-    SPREAD,
-    Temperature,
-    class_gaussians,
-    sharpness,
-)
+from vitascope.training.evaluation.calibration import SPREAD, Temperature, class_gaussians, sharpness
 
 NAMES = ("ant", "bee", "cow")
 TRUE = np.random.default_rng(0).normal(size=(2000, 3))
@@ -59,7 +53,10 @@ def test_the_temperature_is_that_of_the_least_log_loss() -> None:
     targets, logits = drawn(TRUE), 3 * TRUE
     rows = np.arange(len(TRUE)), targets.labels
     least = minimize_scalar(lambda t: -log_softmax(logits / t, axis=1)[rows].mean(), (1, 5), tol=1e-10)
-    assert Temperature.of(targets, logits).values == pytest.approx(least.x, rel=0.01)
+    temperature = Temperature.of(targets, logits)
+    assert least.x == pytest.approx(3, rel=0.15)
+    assert temperature.values == pytest.approx(least.x, rel=0.01)
+    assert "from 2,000 validation images" in str(temperature)
 
     def improbable(t: float) -> float:
         return -log_softmax(logits / t, axis=1)[rows].sum() + (np.log(t) / SPREAD) ** 2 / 2
@@ -68,7 +65,7 @@ def test_the_temperature_is_that_of_the_least_log_loss() -> None:
     assert Temperature.of(targets, logits).values == pytest.approx(most_probable.x, rel=1e-6)
 
 
-@pytest.mark.parametrize("images", [16, 30, 60, 100, 300])
+@pytest.mark.parametrize("images", [16, 60, 300])
 @pytest.mark.parametrize("off", [0.5, 1.0, 2.0])
 def test_calibration_does_not_raise_the_expected_log_loss(images: int, off: float) -> None:
     """Over draws of answers, by true probabilities of others; the bound is what chance costs where the
@@ -101,15 +98,15 @@ def test_few_images_have_no_temperature_and_out_of_fold_answers_have_one() -> No
     assert 0.65 < sure < 0.875
 
 
-@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0])
-def test_the_sharpness_of_right_answers_stays_finite(scale: float) -> None:
+def test_the_sharpness_of_right_answers_stays_finite() -> None:
     """Of 18 answers that are all right, which class scores of any scale gave."""
     targets = ClassIndices(np.arange(18) % 2, NAMES[:2])
-    logits = scale * np.eye(2)[targets.labels] * np.random.default_rng(0).uniform(0.5, 1.5, (18, 1))
-    shares = ClassIndices.sharpened(softmax(logits, axis=1), sharpness(targets, logits))
-    confidence = shares[np.arange(18), targets.labels]
-    assert scale == 0.01 or confidence.mean() == pytest.approx(19 / 20, abs=0.03)  # Laplace's rule
-    assert confidence.max() < 0.99
+    right = np.eye(2)[targets.labels] * np.random.default_rng(0).uniform(0.5, 1.5, (18, 1))
+    for logits in (0.01 * right, right, 10 * right):
+        shares = ClassIndices.sharpened(softmax(logits, axis=1), sharpness(targets, logits))
+        confidence = shares[np.arange(18), targets.labels]
+        assert logits.max() < 0.1 or confidence.mean() == pytest.approx(19 / 20, abs=0.03)  # Laplace's rule
+        assert confidence.max() < 0.99
 
 
 def test_sharpened_probabilities_are_those_of_scaled_logits() -> None:
@@ -131,30 +128,21 @@ def test_sharpness_takes_certain_probabilities_and_changes_no_order(exclusive: b
     assert np.array_equal(found[2:].argsort(axis=1), given[2:].argsort(axis=1))
 
 
-def test_overconfident_answers_get_their_temperature() -> None:
-    found = Temperature.of(drawn(TRUE), 3 * TRUE)
-    assert found.values == pytest.approx(3, rel=0.15)
-    assert "from 2,000 validation images" in str(found)
-
-
-@pytest.mark.parametrize(
-    ("logits", "labels", "reason"),
-    [
-        (9 * np.eye(3)[np.arange(120) % 3], np.arange(120) % 3, "may be chance"),  # all are right
-        (np.zeros((120, 3)), np.arange(120) % 3, "may be chance"),
-        (1.1 * TRUE[:100], drawn(TRUE).labels[:100], "may be chance"),
-        (3 * TRUE[:99], drawn(TRUE).labels[:99], "needs 100 validation images"),
-        (np.zeros((0, 3)), np.zeros(0, np.int64), "needs 100 validation images"),
-    ],
-)
-def test_images_that_cannot_tell_leave_the_temperature_at_1(logits, labels, reason: str) -> None:
-    found = Temperature.of(ClassIndices(labels, NAMES), logits)
-    assert reason in found.reason
-    assert str(found).startswith("temperature 1: ")
-    model = small_model(num_classes=3)
+def test_images_that_cannot_tell_leave_the_temperature_at_1() -> None:
+    labels, of_true, model = np.arange(120) % 3, drawn(TRUE).labels, small_model(num_classes=3)
     before = model.head.weight.clone()
-    found.apply(model)
-    assert torch.equal(model.head.weight, before)
+    for logits, truth, reason in (
+        (9 * np.eye(3)[labels], labels, "may be chance"),  # all are right
+        (np.zeros((120, 3)), labels, "may be chance"),
+        (1.1 * TRUE[:100], of_true[:100], "may be chance"),
+        (3 * TRUE[:99], of_true[:99], "needs 100 validation images"),
+        (np.zeros((0, 3)), labels[:0], "needs 100 validation images"),
+    ):
+        temperature = Temperature.of(ClassIndices(truth, NAMES), logits)
+        assert reason in temperature.reason
+        assert str(temperature).startswith("temperature 1: ")
+        temperature.apply(model)
+        assert torch.equal(model.head.weight, before)
 
 
 def test_where_any_class_may_apply_each_with_enough_images_has_its_own_temperature() -> None:
@@ -165,34 +153,24 @@ def test_where_any_class_may_apply_each_with_enough_images_has_its_own_temperatu
     assert len(np.unique(few.values)) == 1  # fewer than enough of each
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        small_model(num_classes=3),
-        small_model(num_classes=3, distillation_token=True),
-        small_model(num_classes=3, head="mlp"),
-        small_resnet(num_classes=3),
-    ],
-)
-def test_scaled_heads_have_scaled_logits(model: VisionModel) -> None:
-    images, factors = torch.randn(2, 3, 32, 32), torch.tensor([0.5, 2.0, 3.0])
-    with torch.inference_mode():
-        wanted = model.eval()(images) * factors
-        scale_logits(model.head, factors)
-        torch.testing.assert_close(model(images), wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_a_cosine_head_has_one_scale() -> None:
-    model = small_model(num_classes=3, head="cosine", projection=8)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.inference_mode():
-        wanted = 2 * model.eval()(images)
-        scale_logits(model.head, torch.full((3,), 2.0))
-        torch.testing.assert_close(model(images), wanted)
+def test_scaled_heads_have_scaled_logits() -> None:
+    several, one = torch.tensor([0.5, 2.0, 3.0]), torch.full((3,), 2.0)
+    for model, factors in (
+        (small_model(num_classes=3), several),
+        (small_model(num_classes=3, distillation_token=True), several),
+        (small_model(num_classes=3, head="mlp"), several),
+        (small_model(num_classes=3, head="cosine", projection=8), one),
+        (small_resnet(num_classes=3), several),
+    ):
+        images = torch.randn(2, 3, 32, 32)
+        with torch.inference_mode():
+            wanted = model.eval()(images) * factors
+            scale_logits(model.head, factors)
+            torch.testing.assert_close(model(images), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gaussians_are_bounded_in_size_and_need_no_image_of_every_class() -> None:
-    features, labels = torch.randn(60, 1200), np.arange(60) % 30 * 2
+    features, labels = torch.randn(60, 700), np.arange(60) % 30 * 2
     found = class_gaussians(features, labels)
     assert sum(numbers.nbytes for numbers in found.values()) <= 1.6e6
     assert found["means"].shape[0] == 30
@@ -245,9 +223,7 @@ def test_of_two_calibrations_into_one_folder_the_second_is_rejected(
     assert from_pretrained(out).trust is not None
 
 
-def test_calibration_overwrites_nothing_and_rejects_other_classes(
-    folder: Path, plain: Path, tmp_path: Path
-) -> None:
+def test_calibration_overwrites_nothing_and_rejects_other_classes(folder, plain, tmp_path) -> None:
     with pytest.raises(UserError, match="is not overwritten"):
         calibrate(plain, folder, plain)
     other = write_folder(tmp_path / "birds", per_class=10, side=32)

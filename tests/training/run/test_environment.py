@@ -1,5 +1,3 @@
-"""The environment that a run records."""
-
 import datetime
 import json
 import platform
@@ -13,9 +11,7 @@ import vitascope
 from vitascope.training.run.environment import describe_environment, without_home
 
 
-def test_the_environment_has_versions_and_the_command_but_no_personal_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_has_versions_and_the_command_but_no_personal_names(monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", ["/home/ada/bin/vitascope", "train", "--data", "/home/ada/my photos"])
     monkeypatch.setattr("pathlib.Path.home", lambda: Path("/home/ada"))
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")

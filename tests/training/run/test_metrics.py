@@ -1,5 +1,3 @@
-"""Metrics of a run, written and read."""
-
 import importlib.util
 import json
 from pathlib import Path
@@ -23,33 +21,29 @@ def test_records_are_read_in_order_without_a_truncated_last_line(path: Path, end
     assert read_metrics(path) == [{"kind": "step", "step": 1, "reason": "é"}, {"kind": "step", "step": 2}]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(b"{}", b"[]", b"3", b'{"kind": "st', b'{"kind": "\xff", "step": 2}', b"[" * 100_000),
-        *(b'{"kind": [], "step": 2}', b'{"kind": "step", "step": "2"}', b'{"kind": "step"}'),
-        *(b'{"kind": "epoch", "step": 2}', b'{"kind": "test", "step": 2, "split": "test"}'),
-        *(
-            b'{"kind": "step", "step": 2, "loss": %s}' % value
-            for value in (b"null", b'"1"', b"NaN", b"true", b"[1]")
-        ),
-        *(
-            b'{"kind": "step", "step": %s}' % value
-            for value in (b"-1", b"2.0", b"1%s" % (b"0" * 400), b"true")
-        ),
-        *(b'{"kind": "epoch", "step": 2, "epoch": %s}' % value for value in (b"0", b"Infinity", b"1e300")),
-        b'{"kind": "epoch", "step": 2, "epoch": 1, "val_accuracy": "high"}',
-        b'{"kind": "test", "step": 2, "split": 5, "images": 3, "loss": 0.5, "seconds": 1}',
-        b'{"kind": "test", "step": 2, "split": "test", "images": 0, "loss": 0.5, "seconds": 1}',
-        b'{"kind": "test", "step": 2, "split": "test", "images": 3, "correct": 4, "loss": 0.5, "seconds": 1}',
-        b'{"kind": "test", "step": 2, "split": "test", "images": 3, "loss": 0.5, "seconds": -1}',
-    ],
-    ids=lambda line: line[:50],
-)
-def test_a_line_that_is_not_a_record_is_rejected(path: Path, line: bytes) -> None:
-    path.write_bytes(b'{"kind": "step", "step": 1}\n%s\n{"kind": "step", "step": 3}\n' % line)
-    with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl is broken: .*; remove this line"):
-        read_metrics(path)
+BROKEN = [
+    *(b"{}", b"[]", b"3", b'{"kind": "st', b'{"kind": "\xff", "step": 2}', b"[" * 100_000),
+    *(b'{"kind": [], "step": 2}', b'{"kind": "step", "step": "2"}', b'{"kind": "step"}'),
+    *(b'{"kind": "epoch", "step": 2}', b'{"kind": "test", "step": 2, "split": "test"}'),
+    *(
+        b'{"kind": "step", "step": 2, "loss": %s}' % loss
+        for loss in (b"null", b'"1"', b"NaN", b"true", b"[1]")
+    ),
+    *(b'{"kind": "step", "step": %s}' % step for step in (b"-1", b"2.0", b"1%s" % (b"0" * 400), b"true")),
+    *(b'{"kind": "epoch", "step": 2, "epoch": %s}' % epoch for epoch in (b"0", b"Infinity", b"1e300")),
+    b'{"kind": "epoch", "step": 2, "epoch": 1, "val_accuracy": "high"}',
+    b'{"kind": "test", "step": 2, "split": 5, "images": 3, "loss": 0.5, "seconds": 1}',
+    b'{"kind": "test", "step": 2, "split": "test", "images": 0, "loss": 0.5, "seconds": 1}',
+    b'{"kind": "test", "step": 2, "split": "test", "images": 3, "correct": 4, "loss": 0.5, "seconds": 1}',
+    b'{"kind": "test", "step": 2, "split": "test", "images": 3, "loss": 0.5, "seconds": -1}',
+]
+
+
+def test_a_line_that_is_not_a_record_is_rejected(path: Path) -> None:
+    for line in BROKEN:
+        path.write_bytes(b'{"kind": "step", "step": 1}\n%s\n{"kind": "step", "step": 3}\n' % line)
+        with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl is broken: .*; remove this line"):
+            read_metrics(path)
 
 
 def test_records_after_the_resumed_step_are_dropped(path: Path) -> None:
@@ -78,9 +72,7 @@ def test_tensorboard_gets_the_same_numbers(path: Path) -> None:
     assert (point.step, point.value) == (5, 0.25)
 
 
-def test_the_error_for_a_full_disk_names_the_command_to_resume(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_for_a_full_disk_names_the_command_to_resume(path, monkeypatch) -> None:
     writer = MetricsWriter(path)
     monkeypatch.setattr(writer, "_file", open("/dev/full", "w"))  # noqa: SIM115 - closed below
     with pytest.raises(UserError, match="No space left on device") as raised:

@@ -1,5 +1,3 @@
-"""The saved predictions of a run."""
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -69,32 +67,23 @@ DAMAGED_SETS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kept", "changes", "reason"),
-    [
-        *((some_predictions(), *case) for case in DAMAGED_CLASSES),
-        *((some_sets(), *case) for case in DAMAGED_SETS),
-    ],
-)
-def test_arrays_that_do_not_belong_together_are_named(
-    tmp_path: Path, kept: Predictions, changes: dict[str, Any], reason: str
-) -> None:
+def test_arrays_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
     path = tmp_path / "predictions.npz"
-    kept.save(path)
-    with np.load(path) as stored:
-        arrays = {**stored, **changes}
-    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
-    with pytest.raises(UserError, match=rf"predictions\.npz is broken: .*{reason}.*; remove it"):
-        Predictions.load(path)
+    for kept, damages in ((some_predictions(), DAMAGED_CLASSES), (some_sets(), DAMAGED_SETS)):
+        for changes, reason in damages:
+            kept.save(path)
+            with np.load(path) as stored:
+                arrays = {**stored, **changes}
+            np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+            with pytest.raises(UserError, match=rf"predictions\.npz is broken: .*{reason}.*; remove it"):
+                Predictions.load(path)
 
 
 def test_no_predictions_have_no_score(tmp_path: Path) -> None:
     none = np.array([], dtype=np.int64)
-    some_predictions(
-        indices=none,
-        targets=some_predictions().targets.take(none),
-        probabilities=np.zeros((0, 3), np.float32),
-    ).save(tmp_path / "predictions.npz")
+    targets, probabilities = some_predictions().targets.take(none), np.zeros((0, 3), np.float32)
+    without = some_predictions(indices=none, targets=targets, probabilities=probabilities)
+    without.save(tmp_path / "predictions.npz")
     empty = Predictions.load(tmp_path / "predictions.npz")
     assert empty.confusion.sum() == 0
     with pytest.raises(UserError, match="no predictions of test images"):

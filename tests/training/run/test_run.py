@@ -1,5 +1,3 @@
-"""A run folder: created, found, opened."""
-
 import os
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,7 @@ def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
     assert run.config_file.read_bytes() == before
 
 
-def test_unnamed_runs_are_named_after_the_data_and_numbered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_runs_are_named_after_the_data_and_numbered(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = [str(created(data="some/photos/").path) for _ in range(3)]
     assert found == ["runs/photos", "runs/photos-2", "runs/photos-3"]
@@ -43,20 +39,14 @@ def test_a_run_opens_with_its_configuration(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("weights", "start"),
-    [
-        (None, "few images need trained weights: --weights cifar10"),
-        ("cifar10", "few images may need the weights of a larger model, such as facebook/dinov2-small"),
-        ("google/vit-base-patch16-224-in21k", ""),
-    ],
-)
-def test_advice_for_a_better_start_depends_on_the_start(
-    tmp_path: Path, weights: str | None, start: str
-) -> None:
-    advice = created(tmp_path / "r", weights=weights).better_start
-    assert advice.startswith(start)
-    assert bool(advice) == bool(start)
+def test_advice_for_a_better_start_depends_on_the_start(tmp_path: Path) -> None:
+    names = (None, "cifar10", "google/vit-base-patch16-224-in21k")
+    none, small, large = (created(tmp_path / str(name)[:4], weights=name) for name in names)
+    assert none.better_start.startswith("few images need trained weights: --weights cifar10")
+    assert small.better_start.startswith(
+        "few images may need the weights of a larger model, such as facebook"
+    )
+    assert large.better_start == ""
 
 
 def test_a_configuration_that_is_written_can_be_read(tmp_path: Path) -> None:
@@ -64,9 +54,7 @@ def test_a_configuration_that_is_written_can_be_read(tmp_path: Path) -> None:
     assert created(tmp_path / "wide", columns=columns).config["columns"] == columns
 
 
-def test_paths_in_the_configuration_are_valid_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_in_the_configuration_are_valid_from_any_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for folder in ("photos", "home/trained"):
@@ -103,10 +91,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (None, "not a run folder"),
+def test_a_folder_that_is_no_run_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        Run.open(tmp_path)
+    for config, message in (
         ("a: [1\nb: 2\n", "is broken"),
         ("[1, 2]", "is broken: a list, not an object"),
         ("task: classify\n", "is broken: it has no data, seed; restore it, or name another run"),
@@ -115,14 +103,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
             (TASK + line, rf"config\.yaml is broken: .*{line.partition(':')[0]} ")
             for line in ("task: other", "seed: -1", "seed: true", "data: 5", "weights: [1]")
         ),
-    ],
-    ids=lambda text: str(text)[:40],
-)
-def test_a_folder_that_is_no_run_is_rejected(tmp_path: Path, config: str | None, message: str) -> None:
-    if config is not None:
+    ):
         (tmp_path / "config.yaml").write_text(config)
-    with pytest.raises(UserError, match=message):
-        Run.open(tmp_path).config  # noqa: B018
+        with pytest.raises(UserError, match=message):
+            Run.open(tmp_path).config  # noqa: B018
 
 
 def test_a_test_of_a_classifier_without_its_accuracy_is_named(tmp_path: Path) -> None:
@@ -136,13 +120,12 @@ def test_a_test_of_a_classifier_without_its_accuracy_is_named(tmp_path: Path) ->
         run.records("test")
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[1]", "null", '{"cores": []}', '{"started": "today"}', '{"cores": 1%s}' % ("0" * 400)]
-)
-def test_a_broken_environment_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "environment.json").write_text(content)
-    with pytest.raises(UserError, match=r"environment\.json is broken"):
-        Run(tmp_path).environment  # noqa: B018
+def test_a_broken_environment_is_named(tmp_path: Path) -> None:
+    wrong = ("{", "[1]", "null", '{"cores": []}', '{"started": "today"}', '{"cores": 1%s}' % ("0" * 400))
+    for content in wrong:
+        (tmp_path / "environment.json").write_text(content)
+        with pytest.raises(UserError, match=r"environment\.json is broken"):
+            Run(tmp_path).environment  # noqa: B018
 
 
 def test_a_run_that_has_just_started_has_only_its_configuration(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tests.cli import error_line
 from tests.models import small_model
 from tests.stores import BUCKET, Store
-from tests.training import assert_bitwise, tiny_config, undrawn, write_folder
+from tests.training import assert_bitwise, records, tiny_config, undrawn
 from vitascope import layout
 from vitascope.analysis.probing.probe import probe
 from vitascope.cache import cache_folder
@@ -30,16 +31,11 @@ from vitascope.training.run.run import Run
 from vitascope.training.run.stored_run import OtherWriterError, StoredRun
 
 OPTIONS: dict[str, Any] = {
-    "checkpoint_seconds": 0.0,
-    "ema": 0.9,
-    "mixup": 0.8,
-    "dropout": 0.1,
-    "workers": 0,
-    "epochs": 2,
-    "batch_size": 8,
+    **{"checkpoint_seconds": 0.0, "ema": 0.9, "mixup": 0.8, "dropout": 0.1, "workers": 0, "epochs": 2},
+    "batch_size": 10,
 }
 """Every step has a checkpoint."""
-KILLED_AT, STEPS = 4, 6
+KILLED_AT, STEPS = 3, 4
 """In the middle of the second epoch."""
 
 
@@ -48,13 +44,7 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
-
-@pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The undisturbed local run."""
     with undrawn():
         return train(tiny_config(data, run=str(tmp_path_factory.mktemp("runs") / "run"), **OPTIONS)).run
 
@@ -66,13 +56,7 @@ def _plain() -> Iterator[None]:
     _copied.cache_clear()
 
 
-@pytest.fixture
-def url(s3_store: Store) -> str:
-    return f"{s3_store.url}/runs/one"
-
-
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
-    """Act before a step is computed."""
     compute = Trainer._training_step
 
     def acting(self: Trainer, *arguments: Any) -> Any:
@@ -83,26 +67,40 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None])
     monkeypatch.setattr(Trainer, "_training_step", acting)
 
 
-def kill() -> None:
-    raise Killed
-
-
 @contextmanager
-def killed_at(step: int) -> Iterator[None]:
-    """End what trains before a step."""
+def ended() -> Iterator[None]:
+
+    def kill() -> None:
+        raise Killed
+
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):  # noqa: PT012
-        at_step(patch, step, kill)
+        at_step(patch, KILLED_AT, kill)
         yield
 
 
-def killed(data: Path, url: str) -> None:
-    """Begin a run and end it in the middle."""
-    with killed_at(KILLED_AT):
-        train(tiny_config(data, run=url, **OPTIONS))
+@pytest.fixture(scope="module")
+def ended_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("ended") / "run"
+    with undrawn(), ended():
+        train(tiny_config(data, run=str(run), **OPTIONS))
+    return run
+
+
+@pytest.fixture
+def url(s3_store: Store) -> str:
+    return f"{s3_store.url}/runs/one"
+
+
+@pytest.fixture
+def killed(ended_run: Path, url: str) -> StoredRun:
+    """A run in the store that was ended in the middle, with its local copy."""
+    run = StoredRun(url)
+    shutil.copytree(ended_run, run.path)
+    run.upload()
+    return run
 
 
 def forget() -> None:
-    """Go to another machine."""
     shutil.rmtree(cache_folder(), ignore_errors=True)
     _copied.cache_clear()
 
@@ -118,13 +116,8 @@ def assert_finished(url: str, whole: Path) -> None:
     names = {each.url.removeprefix(f"{url}/") for each in walk(url)}
     assert {"config.yaml", "plan.json", "split.jsonl.gz", "metrics.jsonl", "predictions.npz"} <= names
     assert_bitwise(from_pretrained(url).state_dict(), from_pretrained(whole).state_dict())
-    records = [
-        [record for record in run.metrics if record["kind"] != "step"] for run in map(Run.open, (url, whole))
-    ]
-    for record in (each for run in records for each in run):
-        for measured in ("seconds", "images_per_second"):
-            record.pop(measured, None)
-    assert records[0] == records[1]
+    ours, expected = ([record for record in records(run) if record["kind"] != "step"] for run in (url, whole))
+    assert ours == expected
 
 
 def test_run_in_a_store_ends_as_a_local_one(data, whole, url, s3_store, capsys) -> None:
@@ -147,58 +140,45 @@ def test_run_in_a_store_ends_as_a_local_one(data, whole, url, s3_store, capsys) 
     assert [run["run"] for run in compared["runs"]] == ["one", "run"]
 
 
-def test_killed_run_is_resumed_on_another_machine_bitwise(data, whole, url) -> None:
-    killed(data, url)
-    assert saved_steps(url) == [KILLED_AT - 1, KILLED_AT]
+@pytest.mark.parametrize("half_uploaded", [False, True])
+def test_killed_run_is_resumed_on_another_machine_from_its_newest_whole_checkpoint(
+    data, whole, url, monkeypatch, capsys, half_uploaded: bool
+) -> None:
+    write = stored_run.upload
+
+    def broken_off(path: Path, place: str) -> None:
+        if half_uploaded and place.endswith(f"step-{KILLED_AT:08}/manifest.json"):
+            raise StoreError(f"{place}: broken off")
+        write(path, place)
+
+    with monkeypatch.context() as patch, ended():
+        patch.setattr(stored_run, "upload", broken_off)
+        train(tiny_config(data, run=url, **OPTIONS))
+    assert ("not uploaded" in capsys.readouterr().err) == half_uploaded
+    assert saved_steps(url)[-2:] == [KILLED_AT - 1, KILLED_AT]
     assert exists(f"{url}/checkpoints/best/config.json")
     forget()
     resume(url)
+    assert f"from step {KILLED_AT - half_uploaded}," in capsys.readouterr().out
     assert_finished(url, whole)
 
 
 def test_copy_that_is_older_than_the_store_is_replaced_and_a_newer_one_resumed(
-    data, whole, url, monkeypatch
+    whole, killed, url, monkeypatch
 ) -> None:
-    killed(data, url)
-    older = StoredRun(url).path
-    shutil.rmtree(older / "checkpoints" / f"step-{KILLED_AT:08}")
-    (older / "mine").touch()
-    with killed_at(KILLED_AT):  # the first step after the newest checkpoint
+    shutil.rmtree(killed.path / "checkpoints" / f"step-{KILLED_AT:08}")
+    (killed.path / "mine").touch()
+    with ended():  # the first step after the newest checkpoint
         resume(url)
-    assert not (older / "mine").exists()
+    assert not (killed.path / "mine").exists()
     monkeypatch.setattr(stored_run, "download", lambda *_: pytest.fail("nothing is missing now"))
     resume(url)
     assert_finished(url, whole)
 
 
-def test_half_uploaded_checkpoint_is_never_resumed(data, whole, url, monkeypatch, capsys) -> None:
-    write = stored_run.upload
-
-    def broken_off(path: Path, place: str) -> None:
-        if place.endswith(f"step-{KILLED_AT:08}/manifest.json"):
-            raise StoreError(f"{place}: broken off")
-        write(path, place)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stored_run, "upload", broken_off)
-        killed(data, url)
-    assert "not uploaded" in capsys.readouterr().err
-    assert KILLED_AT in saved_steps(url)
-    forget()
-    resume(url)
-    assert f"from step {KILLED_AT - 1}," in capsys.readouterr().out
-    assert_finished(url, whole)
-
-
 def test_training_goes_on_while_the_store_is_gone(data, whole, url, s3_store, monkeypatch, capsys) -> None:
-    def gone() -> None:
-        s3_store.server.gone = True
-
-    def back() -> None:
-        s3_store.server.gone = False
-
-    at_step(monkeypatch, STEPS - 4, gone)
-    at_step(monkeypatch, STEPS - 2, back)
+    for step, gone in ((STEPS - 4, True), (STEPS - 2, False)):
+        at_step(monkeypatch, step, partial(setattr, s3_store.server, "gone", gone))
     train(tiny_config(data, run=url, **OPTIONS))
     lines = [line for line in capsys.readouterr().err.splitlines() if "not uploaded" in line]
     assert lines
@@ -209,10 +189,7 @@ def test_training_goes_on_while_the_store_is_gone(data, whole, url, s3_store, mo
 def test_store_that_is_gone_at_the_end_leaves_the_run_here_and_resuming_uploads_it(
     data, whole, url, s3_store, monkeypatch, capsys
 ) -> None:
-    def gone() -> None:
-        s3_store.server.gone = True
-
-    at_step(monkeypatch, STEPS - 1, gone)
+    at_step(monkeypatch, STEPS - 1, partial(setattr, s3_store.server, "gone", True))
     config = s3_store.folder / "config.yaml"
     config.write_text(tiny_config(data, run=url, **OPTIONS).to_yaml())
     assert main(["train", "--config", str(config)]) == 2
@@ -228,8 +205,7 @@ def test_store_that_is_gone_at_the_end_leaves_the_run_here_and_resuming_uploads_
     assert "this run has finished" in error_line(["train", "--resume", url], capsys)
 
 
-def test_url_of_a_run_is_never_overwritten(data, url, s3_store, capsys) -> None:
-    killed(data, url)
+def test_url_of_a_run_is_never_overwritten(data, killed, url, s3_store) -> None:
     for _ in range(2):
         with pytest.raises(UserError, match=rf"^{url} exists, and a run is never overwritten"):
             train(tiny_config(data, run=url))
@@ -251,12 +227,10 @@ def test_url_of_a_run_is_never_overwritten(data, url, s3_store, capsys) -> None:
         resume(f"{s3_store.url}/nothing")
 
 
-def test_copy_of_another_run_is_not_taken_for_that_of_the_store(data, url) -> None:
-    killed(data, url)
-    copy = StoredRun(url).path
-    text = json.loads((copy / "environment.json").read_text())
-    (copy / "environment.json").write_text(json.dumps(text | {"started": "2020-01-01T00:00:00"}))
-    with pytest.raises(UserError, match=f"is another run than the one in {copy}"):
+def test_copy_of_another_run_is_not_taken_for_that_of_the_store(killed, url) -> None:
+    file = killed.path / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"started": "2020-01-01T00:00:00"}))
+    with pytest.raises(UserError, match=f"is another run than the one in {killed.path}"):
         resume(url)
 
 
@@ -284,32 +258,22 @@ def test_hidden_files_of_a_sharded_checkpoint_are_uploaded_and_fetched(url) -> N
     forget()
     again = StoredRun(url)
     again.fetch()
-    assert {path.name: path.read_text() for path in folder.iterdir() if path.suffix != ".json"} == {
-        name: name for name in names
-    }
+    assert all((folder / name).read_text() == name for name in names)
     again.upload()
     assert not exists(f"{url}/.lock")
 
 
-def test_writer_whose_run_is_resumed_elsewhere_stops_with_one_line(data, whole, url, capsys) -> None:
-    def resumed_elsewhere() -> None:
-        StoredRun(url).claim()
-
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 3, resumed_elsewhere)
-        with pytest.raises(
-            OtherWriterError, match=rf"^{url} is written by process \d+ on .*, so this process stops"
-        ):
-            train(tiny_config(data, run=url, **OPTIONS))
-    assert max(saved_steps(url)) <= 3
-    forget()
-    resume(url)
-    assert_finished(url, whole)
+def test_writer_whose_run_is_resumed_elsewhere_stops_with_one_line(data, url, monkeypatch) -> None:
+    at_step(monkeypatch, 2, lambda: StoredRun(url).claim())
+    with pytest.raises(
+        OtherWriterError, match=rf"^{url} is written by process \d+ on .*, so this process stops"
+    ):
+        train(tiny_config(data, run=url, **OPTIONS))
+    assert max(saved_steps(url)) <= 2
 
 
-def test_run_that_another_machine_writes_is_taken_over(data, whole, url, monkeypatch, tmp_path: Path) -> None:
+def test_run_that_another_machine_writes_is_taken_over(whole, killed, url, monkeypatch, tmp_path) -> None:
     """While it is fetched, a file grows in the store, by an upload that had begun before."""
-    killed(data, url)
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("VITASCOPE_CACHE", str(tmp_path / "elsewhere"))
         live = StoredRun(url)
@@ -329,26 +293,24 @@ def test_run_that_another_machine_writes_is_taken_over(data, whole, url, monkeyp
 
     monkeypatch.setattr(stored_run, "download", while_written)
     monkeypatch.setattr(stored_run, "PAUSE", 0.0)
-    at_step(monkeypatch, KILLED_AT + 1, lambda: stops(live))
+
+    def stop() -> None:
+        with pytest.raises(OtherWriterError, match="is written by process"):
+            live.upload()
+
+    at_step(monkeypatch, KILLED_AT, stop)
     resume(url)
     assert len(began) > 1
     assert_finished(url, whole)
 
 
-def stops(live: StoredRun) -> None:
-    with pytest.raises(OtherWriterError, match="is written by process"):
-        live.upload()
-
-
-def test_resume_that_is_rejected_lets_the_other_machine_go_on(data, url) -> None:
-    killed(data, url)
-    live = StoredRun(url)
-    live.claim()
+def test_resume_that_is_rejected_lets_the_other_machine_go_on(killed, url) -> None:
+    killed.claim()
     forget()
-    live.path.mkdir(parents=True)
+    killed.path.mkdir(parents=True)
     with pytest.raises(UserError, match="lr cannot change when a run is resumed"):
         resume(url, lr=1.0)
-    live.check_writer()
+    killed.check_writer()
 
 
 def test_process_uploads_nothing_after_another_has_claimed_or_finished_the_run(url) -> None:
@@ -390,12 +352,12 @@ def test_error_of_this_machine_names_the_local_copy_too(kind: type[Exception]) -
     assert str(found.value).endswith(f"; the local copy is {run.path}") is (kind is not UserError)
 
 
-@pytest.mark.parametrize("manifest", [b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5])
-def test_broken_manifest_in_a_store_is_one_line(manifest: bytes) -> None:
-    with pytest.raises(
-        UserError, match=r"^s3://bucket/run/checkpoints/step-00000001/manifest\.json is broken"
-    ):
-        StoredRun("s3://bucket/run")._files_of(1, manifest)
+def test_broken_manifest_in_a_store_is_one_line() -> None:
+    for manifest in (b"", b"[]", b'{"files": 5}', b'{"files": ["../x"]}', b"[" * 10**5):
+        with pytest.raises(
+            UserError, match=r"^s3://bucket/run/checkpoints/step-00000001/manifest\.json is br"
+        ):
+            StoredRun("s3://bucket/run")._files_of(1, manifest)
 
 
 def test_store_has_a_run_once_it_has_the_files_of_its_start(url, monkeypatch) -> None:

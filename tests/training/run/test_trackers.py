@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.trackers import Service, install
-from tests.training import tiny_config, undrawn, write_folder
+from tests.training import tiny_config, undrawn
 from vitascope import runs
 from vitascope.errors import Interrupted, UserError
 from vitascope.training.loop import Trainer
@@ -21,13 +21,6 @@ from vitascope.training.run.metrics import MetricsWriter
 from vitascope.training.run.run import Run
 from vitascope.training.run.trackers import TRACKERS, Tracker
 
-every = pytest.mark.parametrize("name", TRACKERS)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("data") / "greys")
-
 
 @pytest.fixture
 def run(data: Path, tmp_path: Path) -> Run:
@@ -35,7 +28,6 @@ def run(data: Path, tmp_path: Path) -> Run:
 
 
 def numbers(run: Run) -> list[tuple[int, str, float]]:
-    """The numbers of `metrics.jsonl`: step, kind/name, value."""
     return [
         (record["step"], f"{record['kind']}/{name}", value)
         for record in run.metrics
@@ -56,24 +48,11 @@ def only(service: SimpleNamespace) -> SimpleNamespace:
     return run
 
 
-@every
-def test_tracker_gets_the_config_and_every_number_of_a_training(data, tmp_path, monkeypatch, name) -> None:
-    service = install(monkeypatch, name)
-    with undrawn():
-        runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=3, tracker=name))
-    tracked, run = only(service), Run(tmp_path / "run")
-    assert {kind for _, kind, _ in numbers(run)} > {"step/loss", "epoch/val_accuracy", "test/accuracy"}
-    assert tracked.metrics == numbers(run)
-    assert {key: str(value) for key, value in tracked.config.items()} == {
-        key: str(value) for key, value in run.config.items()
-    }
-    assert (tracked.name, tracked.state, tracked.sessions) == ("run", "finished", 1)
-    assert tracked.project == ("" if name == "mlflow" else "vitascope")
-
-
-@every
-def test_resumed_run_continues_its_run_in_the_tracker(data, tmp_path, monkeypatch, name) -> None:
-    service = install(monkeypatch, name)
+@pytest.mark.parametrize("name", TRACKERS)
+def test_tracker_gets_the_config_and_every_number_of_a_run_that_is_resumed(
+    data, tmp_path, monkeypatch, name: str
+) -> None:
+    service, run = install(monkeypatch, name), Run(tmp_path / "run")
     step = Trainer._training_step
 
     def stopping(self: Trainer, *rest: object) -> object:
@@ -82,17 +61,23 @@ def test_resumed_run_continues_its_run_in_the_tracker(data, tmp_path, monkeypatc
             raise Interrupted(self.run.path, 2)
         return step(self, *rest)
 
-    config = tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker=name)
     with undrawn():
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "_training_step", stopping)
             with pytest.raises(Interrupted):
-                runs.train(config)
-        assert only(service).state == ("finished" if name == "trackio" else "failed")
-        runs.resume(tmp_path / "run", workers=0)  # another value than before, which MLflow and W&B reject
+                runs.train(tiny_config(data, run=str(run.path), epochs=2, tracker=name))
+        tracked = only(service)
+        assert (tracked.name, tracked.sessions) == ("run", 1)
+        assert tracked.state == ("finished" if name == "trackio" else "failed")
+        assert tracked.project == ("" if name == "mlflow" else "vitascope")
+        assert {key: str(value) for key, value in tracked.config.items()} == {
+            key: str(value) for key, value in run.config.items()
+        }
+        runs.resume(run.path, workers=0)  # another value than before, which MLflow and W&B reject
     tracked = only(service)
     assert (tracked.state, tracked.sessions) == ("finished", 2)
-    assert tracked.metrics == numbers(Run(tmp_path / "run"))
+    assert {kind for _, kind, _ in numbers(run)} > {"step/loss", "epoch/val_accuracy", "test/accuracy"}
+    assert tracked.metrics == numbers(run)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +149,7 @@ def test_training_ends_beside_a_tracker_that_hangs(data, tmp_path, monkeypatch, 
 
     monkeypatch.setattr(MetricsWriter, "record", hanging)
     with caplog.at_level(logging.WARNING), undrawn():
-        runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=2, tracker="mlflow"))
+        runs.train(tiny_config(data, run=str(tmp_path / "run"), epochs=1, tracker="mlflow"))
     assert [record["kind"] for record in Run(tmp_path / "run").metrics][-1] == "test"
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith(NO_ANSWER)
@@ -251,10 +236,9 @@ def test_trackio_run_of_a_taken_name_keeps_the_name_that_it_got(run, monkeypatch
     assert {name: found.sessions for name, found in service.runs.items()} == {"run": 1, "run-other": 2}
 
 
-@pytest.mark.parametrize(
-    ("name", "variable"), [("wandb", "WANDB_PROJECT"), ("trackio", "TRACKIO_PROJECT_NAME")]
-)
-def test_environment_names_the_project(run, monkeypatch, name: str, variable: str) -> None:
+@pytest.mark.parametrize("variable", ["WANDB_PROJECT", "TRACKIO_PROJECT_NAME"])
+def test_environment_names_the_project(run, monkeypatch, variable: str) -> None:
+    name = variable.partition("_")[0].lower()
     service = install(monkeypatch, name)
     monkeypatch.setenv(variable, "own")
     with run.lock():

@@ -25,7 +25,6 @@ TRAINABLE = {
     and "patch_dropout" not in options
     and "head" not in options
 }
-"""Options of the models that can be pre-trained, by name."""
 
 
 def masked_task(

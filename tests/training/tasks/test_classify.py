@@ -1,5 +1,3 @@
-"""Classification of images and of features, and distillation."""
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -68,8 +66,7 @@ def test_loss_is_smoothed_weighted_cross_entropy_and_the_sums_count_images(
     assert (loss.requires_grad, sums["loss"].requires_grad) == (True, False)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("smoothing", "mixed"), [(0.0, True), (0.3, False), (0.3, True)])
 def test_binary_cross_entropy_takes_every_class_of_a_mixed_image_as_present(
     smoothing: float, mixed: bool
 ) -> None:

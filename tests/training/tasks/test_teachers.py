@@ -54,9 +54,7 @@ def test_other_classes_are_rejected_with_the_difference(tmp_path: Path) -> None:
         class_order("t", ("ant", "bee"), 2, tuple(f"a{index}" for index in range(7)))
 
 
-def test_teacher_without_class_names_is_accepted_with_a_note_if_the_count_matches(
-    tmp_path: Path, capsys
-) -> None:
+def test_teacher_without_class_names_is_accepted_with_a_note_if_the_count_matches(tmp_path, capsys) -> None:
     ref = saved(tmp_path)
     assert open_teacher(ref, PETS, device="cpu").order is None
     note = f"teacher {ref} has no class names: its 5 are assumed to be in the data's order\n"
