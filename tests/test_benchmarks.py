@@ -22,7 +22,7 @@ import torch
 
 import vitascope as vs
 from tests.models import random_images, small_model
-from tests.training import undrawn, write_folder
+from tests.training import write_folder
 from vitascope.cli.parsing import parse
 from vitascope.cli.ship import Serve
 from vitascope.models.config import OPTIONS, ViTConfig
@@ -110,48 +110,12 @@ def test_ablation_covers_every_choice_of_every_option(configs) -> None:
         assert covered | NOT_TRAINED.get(name, set()) >= set(choices), name
 
 
-def test_ablation_covers_options_without_named_choices(configs) -> None:
-    base = configs["base"]
-    for name in ("num_registers", "distillation_token", "layer_scale", "embedding_norm", "position_prefix"):
-        assert any(config.option(name) != base.option(name) for config in configs.values()), name
-
-
-def test_changes_have_unique_names_and_models(configs) -> None:
-    assert len(configs) == len(ablation.CHANGES)
-    assert next(iter(configs)) == "base"
-    assert len(set(configs.values())) == len(configs)
-
-
-def test_base_of_the_ablation_is_the_recipe_digits(configs) -> None:
-    base = configs["base"]
-    assert base == ablation.Change().model_config()
-    assert (base.image_hw, base.patch_hw, base.grid, base.depth) == ((32, 32), (8, 8), (4, 4), 3)
-    assert configs["stem=resnet resnet_layers=[1] resnet_width=16"].grid == base.grid
-    assert configs["stem=tokenizer tokenizer_widths=[32, 64]"].grid == base.grid
-    assert configs["stem=overlap stride=4"].grid == (7, 7)
-    swiglu = configs["mlp=swiglu mlp_ratio=2.667"]
-    assert swiglu.num_parameters == pytest.approx(base.num_parameters, rel=0.002)
-
-
-def test_only_selects_names_that_contain_the_text() -> None:
-    assert [change.name for change in ablation.selected(["positions="])] == [
-        f"positions={kind}" for kind in CHOICES["positions"] if kind != "learned"
-    ] + ["positions=rotary absolute=patches", "positions=rotary absolute=all"]
-
-
-def test_a_change_is_trained_and_timed() -> None:
+def test_a_change_is_timed() -> None:
     (change,) = ablation.selected(["attention=axial"])
-    with undrawn():
-        assert 0 < ablation.test_accuracy(change, seed=0, epochs=1) < 1
     timing = ablation.Timing(warmup=1, steps=1, seconds=0)
     seconds = ablation.measure_steps([ablation.Change(), change], 2, timing)
     assert [len(times) for times in seconds.values()] == [2, 2]
     assert all(second > 0 for times in seconds.values() for second in times)
-
-
-def test_ablation_table_shows_means_ranges_and_medians(ablated) -> None:
-    assert ablated.results[0].row() == ("base", "98.50", "98.00 to 99.00", "344,650", "11.81", "2,133")
-    assert ablation.BATCH_SIZE == 64
 
 
 def test_numbers_are_read_back_as_they_were_written(ablated, results) -> None:
@@ -159,14 +123,6 @@ def test_numbers_are_read_back_as_they_were_written(ablated, results) -> None:
     assert reports.newest_numbers("ablation").parent == results
     assert ablation.Measurement.newest() == ablated
     assert ablated.machine in ablated.report()
-
-
-def test_newest_numbers_are_those_of_the_latest_date(results) -> None:
-    with pytest.raises(FileNotFoundError, match="measure with --out first"):
-        reports.newest_numbers("ablation")
-    for day in ("2026-03-01", "2026-12-01", "2026-11-20"):
-        (results / f"{day}-ablation.json").touch()
-    assert reports.newest_numbers("ablation").name == "2026-12-01-ablation.json"
 
 
 def test_page_is_filled_in_only_between_its_markers(tmp_path: Path) -> None:
@@ -362,14 +318,3 @@ def test_an_image_costs_three_forward_passes_with_attention(name: str) -> None:
     config = named_config(name, num_classes=3)
     model = vs.create_model(name, num_classes=3)
     assert operations.training_operations(model, 3, *config.image_hw) == 3 * config.flops
-
-
-def test_trials_of_one_change_share_a_row_and_failures_are_listed() -> None:
-    numbers = {"loss": 1.0, "test": 0.5, "mirror": 0.5, "minutes": 1.0}
-    trials = [
-        operations.Trial("small", "lr=1", seed, 3e13, validation=share, **numbers)
-        for seed, share in enumerate((0.25, 0.75))
-    ]
-    text = operations.tables([*trials, operations.Trial("large", "lr=9", 0, 3e13, failure="diverged")])
-    assert text.count("50.00 (25.0 to 75.0)") == 1
-    assert "diverged" in text
