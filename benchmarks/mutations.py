@@ -227,14 +227,17 @@ def nearest_first(fault: Fault) -> list[str]:
     return [test for test, end in zip(order, ends, strict=True) if end <= PATIENCE] or order[:1]
 
 
-def judge(fault: Fault, folder: Path, tree: Path) -> str:
-    """The verdict on a fault in a copy of a checkout: how it was noticed, or "missed"."""
+def judge(fault: Fault, folder: Path, tree: Path, *, files: bool) -> str:
+    """The verdict on a fault in a copy of a checkout: "noticed", "missed", or why it could not be judged."""
     file = folder / fault.path
     try:
         fault.plant(folder)
     except (LookupError, FileNotFoundError) as error:
         return f"gone: {error}"
-    tests = [test for test in nearest_first(fault) if (folder / test.partition("::")[0]).is_file()]
+    tests = nearest_first(fault)
+    if files:
+        tests = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    tests = [test for test in tests if (folder / test.partition("::")[0]).is_file()]
     process = os.fork() if tests else 0
     if tests and not process:
         run_tests(tests, folder)
@@ -281,6 +284,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout")
     parser.add_argument("--verdicts", type=Path, help="JSON of the verdicts, in the order of the faults")
+    parser.add_argument(
+        "--files", action="store_true", help="run the whole files of the tests, which may have changed"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.task == "draw":
@@ -301,7 +307,7 @@ def main() -> None:
         tree = arguments.tree.resolve()
         folder = copy_of(tree, Path(temporary, "tree"))
         for fault in faults:
-            verdicts.append(judge(fault, folder, tree))
+            verdicts.append(judge(fault, folder, tree, files=arguments.files))
             print(f"{verdicts[-1]:<11} {fault.path}:{fault.line} {fault.after.strip()}", flush=True)
             if arguments.verdicts is not None:
                 arguments.verdicts.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")

@@ -409,6 +409,10 @@ def test_recorded_metrics_have_the_documented_names_and_means_of_their_epoch(
         "kept": ["weights", "epoch", "reason"],
         "test": [*test, "balanced_accuracy", "macro_f1", "majority", "loss", *trust, "seconds"],
     }
+    (tested,) = Run(run).records("test")
+    for name in ("accuracy", "calibration_error"):
+        assert tested[f"{name}_low"] < tested[f"{name}_high"]
+        assert tested[f"{name}_low"] <= tested[name] <= tested[f"{name}_high"]
     right = 20 * Run(run).records("epoch")[-1]["train_accuracy"]
     assert right == pytest.approx(round(right))
     losses = [record["loss"] for record in Run(run).records("step")]
