@@ -319,21 +319,26 @@ def all_numbers(run: Path) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for state in states for tensor in state.values())
 
 
-def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
-    data, tmp_path, monkeypatch, capsys
-) -> None:
+def spoil_augmentation(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second epoch on, augmentation returns NaN."""
-    augment, run, file = Augmentation.__call__, tmp_path / "run", tmp_path / "config.yaml"
+    augment = Augmentation.__call__
 
     def spoilt(self: Augmentation, pixels: torch.Tensor, indices: Any, **keywords: Any) -> torch.Tensor:
         images = augment(self, pixels, indices, **keywords)
         return images * math.nan if keywords["epoch"] >= 1 else images
 
+    monkeypatch.setattr(Augmentation, "__call__", spoilt)
+
+
+def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
+    data, tmp_path, monkeypatch, capsys
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "config.yaml"
     config = tiny_config(data, run=str(run), epochs=2, ema=0.5, checkpoint_seconds=0.0)
     whole = runs.train(config.replace(run=str(tmp_path / "whole"))).run
     file.write_text(config.to_yaml())
     with monkeypatch.context() as patch:
-        patch.setattr(Augmentation, "__call__", spoilt)
+        spoil_augmentation(patch)
         assert main(["train", "--config", str(file)]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
@@ -351,7 +356,7 @@ def test_resumed_run_that_diverges_again_records_the_first_step_and_the_model_be
     data, tmp_path, monkeypatch
 ) -> None:
     """The first loss that is read is that of step 10; step 6 is the first whose loss is not finite."""
-    nan_from(monkeypatch, epoch=1)
+    spoil_augmentation(monkeypatch)
     run, trained = tmp_path / "run", Trainer._training_step
     taken: list[tuple[list[int], torch.Tensor]] = []
 
