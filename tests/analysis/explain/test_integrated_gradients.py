@@ -16,7 +16,10 @@ from vitascope.analysis.explain.targets import ClassScore, Target, as_target
 from vitascope.models.vision_model import VisionModel
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1,), "resnet_width": 4}
-VITS = MODELS | {
+VITS = {
+    name: MODELS[name] for name in ("class_token", "distilled_registers", "mean", "map", "window", "overlap")
+}
+VITS |= {
     "mlp_head": {"head": "mlp"},
     "oblong_patches": {"image_size": (24, 32), "patch_size": (12, 4)},
 }

@@ -14,7 +14,7 @@ from vitascope.analysis.explain.occlusion import occlusion
 from vitascope.models.vision_model import VisionModel
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
-ALL = {**{name: (small_model, options) for name, options in MODELS.items()}}
+ALL = {name: (small_model, MODELS[name]) for name in ("class_token", "map", "window", "overlap")}
 ALL |= {
     "hybrid": (small_model, HYBRID),
     "mlp_head": (small_model, {"head": "mlp"}),

@@ -92,10 +92,7 @@ def test_classes_come_worst_first_and_absent_ones_are_counted() -> None:
 
 def test_pairs_show_what_independent_classes_would_share() -> None:
     section = labels._pairs(predictions())
-    assert section["together"] == [
-        ("<a>, b", "1", "0.8", "1.25", "2"),
-        ("b, c", "1", "0.8", "1.25", "0"),
-    ]
+    assert section["together"] == [("<a>, b", "1", "0.8", "1.25", "2"), ("b, c", "1", "0.8", "1.25", "0")]
     assert section["confused"] == [("c", "<a>", "1", "50.0%")]
 
 

@@ -175,10 +175,7 @@ def test_pictures_may_be_any_iterable() -> None:
 @pytest.mark.parametrize(
     ("images", "reason"),
     [
-        (
-            np.zeros((5, 32, 32, 3), np.uint8),
-            r"not uint8 \(5, 32, 32, 3\); give several pictures as a list",
-        ),
+        (np.zeros((5, 32, 32, 3), np.uint8), r"not uint8 \(5, 32, 32, 3\); give several pictures as a list"),
         (torch.randn(3, 32, 32), r"must lie in \[0, 1\].*undo a normalization"),
         ([torch.zeros(3, 32, 3)], r"\(C, H, W\) or \(H, W, C\)"),
         (7, "not a value of type int"),
