@@ -30,10 +30,9 @@ def picture(colour: tuple[int, int, int], random: np.random.Generator) -> Image.
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes in train and test, with a fault of each kind that the names tell."""
     root = tmp_path_factory.mktemp("data") / "photos"
     random = np.random.default_rng(1)
-    for part, count in (("train", 40), ("test", 12)):
+    for part, count in (("train", 28), ("test", 8)):
         for name, colour in (("red", (230, 20, 20)), ("blue", (20, 20, 230))):
             folder = root / part / name
             folder.mkdir(parents=True)
@@ -128,9 +127,7 @@ def test_a_class_with_one_image_leaves_the_labels_of_the_others_checked(photos: 
     assert any("no check of 1 label" in note for note in found.notes)
 
 
-def test_a_sample_with_one_image_of_a_class_is_planted_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_with_one_image_of_a_class_is_planted_without_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("vitascope.analysis.auditing.planted.SAMPLE", 41)
     random = np.random.default_rng(0)
     for name, count in (("red", 20), ("blue", 20), ("rare", 2)):
@@ -162,9 +159,7 @@ def test_what_cannot_be_audited_is_named(photos: Path, audited: AuditResult, tmp
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_body_that_was_trained_on_the_images_is_named(
-    photos: Path, tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_a_body_that_was_trained_on_the_images_is_named(photos, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with undrawn():
         train(tiny_config(photos, run="run", steps=1))
@@ -181,9 +176,7 @@ def test_a_finding_keeps_its_images_among_others() -> None:
     assert Finding("group", 1.0, "").at(places).image is None
 
 
-def test_suggestions_are_accepted_in_python_and_in_the_file_of_findings(
-    audited: AuditResult, tmp_path: Path
-) -> None:
+def test_suggestions_are_accepted_in_python_and_in_the_file_of_findings(audited, tmp_path) -> None:
     found = audited
     sure = [one for one in found.findings if one.issue == "label" and one.label and one.score >= 0.5]
     assert found.accept(tmp_path / "labels.csv", ["label"], score=0.5) == len({one.image for one in sure})
@@ -203,9 +196,7 @@ def test_suggestions_are_accepted_in_python_and_in_the_file_of_findings(
         found.accept(tmp_path / "none.csv", ["labels"])
 
 
-def test_what_a_person_has_kept_is_not_listed_again(
-    photos: Path, audited: AuditResult, tmp_path: Path
-) -> None:
+def test_what_a_person_has_kept_is_not_listed_again(photos, audited: AuditResult, tmp_path) -> None:
     first = audited
     listed = {one.image for one in first.findings if one.image is not None}
     with (tmp_path / "kept.csv").open("w", encoding="utf-8", newline="") as file:

@@ -69,9 +69,7 @@ def test_attributions_equal_the_integral_of_the_gradients(options: dict[str, Any
     ("build", "options"),
     [(small_model, HYBRID | {"resnet_layers": (), "depth": 1}), (small_resnet, {"layers": (1,)})],
 )
-def test_attributions_sum_even_if_gradients_concentrate_near_the_blank_image(
-    build: Any, options: dict[str, Any]
-) -> None:
+def test_attributions_sum_even_if_gradients_concentrate_near_the_blank_image(build, options) -> None:
     model = build(**options)
     images = images_of(model)
     target = as_target(None, model.config, pooled_and_logits(model, images)[1])

@@ -26,7 +26,6 @@ from vitascope.analysis.explain.learned import (
 from vitascope.analysis.explain.rollout import rollout
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
-from vitascope.models.patches import ConvPatches
 from vitascope.models.vit import VisionTransformer
 
 # --- distance
@@ -45,7 +44,6 @@ def images_of(model: VisionTransformer, count: int = 2) -> Tensor:
 
 
 def centres(config: ViTConfig) -> list[tuple[float, float]]:
-    """The mean row and column of each patch's pixels, patches row by row."""
     (height, width), (ph, pw), (sh, sw) = config.image_hw, config.patch_hw, config.patch_stride
     tops, lefts = range(0, height - ph + 1, sh), range(0, width - pw + 1, sw)
     return [
@@ -74,9 +72,7 @@ def directly(model: VisionTransformer, images: Tensor) -> np.ndarray:
 
 
 @of_every_shape
-def test_distance_is_the_mean_under_the_traced_weights(
-    options: dict[str, Any], shape: dict[str, Any]
-) -> None:
+def test_distance_is_the_mean_under_the_traced_weights(options, shape) -> None:
     model = small_model(**options, **shape)
     images = images_of(model)
     reached = attention_distance(model, images)
@@ -142,9 +138,7 @@ def test_weights_that_are_not_finite_are_rejected(monkeypatch: pytest.MonkeyPatc
     [attention_distance, head_maps, rollout, partial(rollout, fusion="max"), partial(rollout, discard=0.5)],
 )
 @pytest.mark.parametrize("attention", ["global", "window"])
-def test_only_one_layer_of_weights_is_in_memory(
-    method: Any, attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_one_layer_of_weights_is_in_memory(method: Any, attention: str, monkeypatch) -> None:
     model = small_model(depth=5, attention=attention, window=2)
     seen: list[StorageWeakRef] = []
     hand_on = AttentionStream.keep_attention
@@ -190,9 +184,7 @@ def places(model: VisionTransformer) -> np.ndarray:
         *(({}, shape) for shape in (*SHAPES, {"image_size": (40, 8)})),
     ],
 )
-def test_similarity_is_the_cosine_of_position_embeddings(
-    options: dict[str, Any], shape: dict[str, Any]
-) -> None:
+def test_similarity_is_the_cosine_of_position_embeddings(options, shape) -> None:
     model = small_model(**options, **shape)
     gh, gw = model.config.grid
     similarity = position_similarity(model)
@@ -243,11 +235,8 @@ FILTERS_STEMS: dict[str, dict[str, Any]] = {
         *(({}, count) for count in (1, 28)),
     ],
 )
-def test_components_are_the_directions_in_which_filters_differ_most(
-    options: dict[str, Any], count: int
-) -> None:
+def test_components_are_the_directions_in_which_filters_differ_most(options, count) -> None:
     model = small_model(**options)
-    assert isinstance(model.patch_embedding, ConvPatches)
     weight = model.patch_embedding.weight.detach().double().numpy()  # (D, C, ph, pw)
     D, C, ph, pw = weight.shape
     filters = patch_filters(model, count)
@@ -294,9 +283,7 @@ def directly_of_features(model: VisionTransformer, images: Tensor, layer: int) -
 
 
 @of_every_shape
-def test_colours_are_the_scores_of_the_first_three_components(
-    options: dict[str, Any], shape: dict[str, Any]
-) -> None:
+def test_colours_are_the_scores_of_the_first_three_components(options, shape) -> None:
     model = small_model(**options, **shape)
     images = images_of(model, 3)
     for layer in (0, -1) if shape else (1, -3):
@@ -311,7 +298,6 @@ def test_colours_are_the_scores_of_the_first_three_components(
 
 
 def by_svd(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Components and shares of the variance by singular value decomposition, signs by the stated rule."""
     _, strengths, components = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
     signs = [np.sign(row[np.abs(row).argmax()]) for row in components]
     return (components * np.array(signs)[:, None])[:count], (strengths**2 / (strengths**2).sum())[:count]

@@ -29,7 +29,6 @@ def fused_in_numpy(
 ) -> np.ndarray:
     """Each image and layer separately, in float64; rows of fused weights need not sum to one."""
     traced = copy.deepcopy(model).double().trace(images.double(), attention=True).attention
-    assert traced is not None
     config = model.config.replace(image_size=tuple(images.shape[2:]))
     maps = []
     for image in range(len(images)):
