@@ -72,7 +72,6 @@ def test_mean_of_views_is_measured_beside_one_view(tmp_path) -> None:
     one, other = (evaluate(model, tmp_path / name, device="cpu") for name in ("data", "mirrored"))
     both = evaluate(model, root, device="cpu", views=2)
     assert one.averaged is None
-    assert both.averaged is not None
     assert dataclasses.replace(both, averaged=None) == one
     expected = (one.probabilities + other.probabilities) / 2
     np.testing.assert_allclose(both.averaged.probabilities, expected, atol=1e-6)
@@ -100,16 +99,13 @@ def test_unreadable_images_are_named_and_not_counted(tmp_path) -> None:
     assert ["broken.png" in reason for reason in found.unreadable] == [True]
 
 
-def test_model_folder_without_data_is_rejected(tmp_path) -> None:
+def test_model_folder_without_data_and_impossible_batches_are_rejected(tmp_path) -> None:
     save_pretrained(small_model(num_classes=2), tmp_path / "m")
     with pytest.raises(UserError, match="not a run folder with test images of its own: set data"):
         evaluate(tmp_path / "m")
-
-
-@pytest.mark.parametrize("size", [0, 10**23])
-def test_batches_of_no_image_or_that_no_memory_holds_are_rejected(tmp_path, size: int) -> None:
-    with pytest.raises(UserError, match=rf"batch_size must be in \[1, 100000\], not {size}"):
-        evaluate(tmp_path / "m", "digits", batch_size=size)
+    for size in (0, 10**23):
+        with pytest.raises(UserError, match=rf"batch_size must be in \[1, 100000\], not {size}"):
+            evaluate(tmp_path / "m", "digits", batch_size=size)
 
 
 def test_classes_are_matched_by_name(tmp_path) -> None:
@@ -180,7 +176,6 @@ def test_training_images_are_not_evaluated(project, caplog) -> None:
 
 
 def copied(project: Path, *images: Path) -> Path:
-    """Copies of some images under other names, in the folders of their classes."""
     other = project / "other"
     for number, path in enumerate(images):
         (other / path.parent.name).mkdir(parents=True, exist_ok=True)

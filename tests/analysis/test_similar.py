@@ -84,9 +84,7 @@ def test_data_frame_has_one_row_per_picture(photos: Path, picture: Path) -> None
 
 
 @pytest.mark.parametrize("suffix", ["", ".npz", ".npy", PARQUET])
-def test_computed_features_give_what_the_data_give(
-    photos: Path, picture: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_computed_features_give_what_the_data_give(photos, picture, tmp_path, suffix, monkeypatch) -> None:
     spec = {"layer": 1, "pool": "cls_mean"}
     of_data = similar(small_model(), picture, photos, k=6, **spec, **HERE)
     out = tmp_path / f"f{suffix}" if suffix else None
@@ -207,9 +205,7 @@ def test_figure_has_the_picture_and_the_most_similar_ones_with_label_or_name(
     assert figure.get_label().startswith("4 of 9 images")
 
 
-def test_image_that_has_gone_leaves_its_place_empty_with_a_warning(
-    photos: Path, picture: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_image_that_has_gone_leaves_its_place_empty_with_a_warning(photos, picture, caplog) -> None:
     found = similar(small_model(), picture, photos, k=3, **HERE)
     assert found._repr_png_().startswith(b"\x89PNG")
     Path(found.images[1]).unlink()
@@ -242,29 +238,33 @@ def test_arguments_in_another_order_are_one_line(photos: Path, picture: Path, tm
 
 def test_pictures_that_cannot_be_read_are_one_line(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"broken")
-    with pytest.raises(UserError, match=r"broken\.png: not a picture"):
-        similar(small_model(), [noise(8, 8), tmp_path / "broken.png"], photos, **HERE)
-    with pytest.raises(UserError, match="not a value of type int"):
-        similar(small_model(), 3, photos, **HERE)
-    with pytest.raises(UserError, match="no picture given"):
-        similar(small_model(), [], photos, **HERE)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty: no images in it"):
-        similar(small_model(), noise(8, 8), tmp_path / "empty", **HERE)
+    for asked, data, reason in (
+        ([noise(8, 8), tmp_path / "broken.png"], photos, r"broken\.png: not a picture"),
+        (3, photos, "not a value of type int"),
+        ([], photos, "no picture given"),
+        (noise(8, 8), tmp_path / "empty", "empty: no images in it"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            similar(small_model(), asked, data, **HERE)
 
 
 def test_features_of_another_model_are_rejected(photos: Path, picture: Path) -> None:
     kept = embed(small_model(), photos, **HERE)
-    with pytest.raises(UserError, match=r"these features are of a model \(\w{12}\), not of this model"):
-        similar(small_model(seed=1), picture, kept, compute=ON_CPU)
-    with pytest.raises(UserError, match="of the model's own pooling, not of layer 1, pool cls: embed"):
-        similar(small_model(), picture, kept, layer=1, pool="cls", compute=ON_CPU)
     other = small_model()
     other.preprocess = dataclasses.replace(other.preprocess, crop_pct=0.5)
-    with pytest.raises(UserError, match=r"another preprocessing, crop_pct 1\.0, not 0\.5: embed"):
-        similar(other, picture, kept, compute=ON_CPU)
-    with pytest.raises(UserError, match="labels is about a table, and these features are computed"):
-        similar(small_model(), picture, kept, table=TableOptions(labels="one"), compute=ON_CPU)
+    for model, options, reason in (
+        (small_model(seed=1), {}, r"these features are of a model \(\w{12}\), not of this model"),
+        (
+            small_model(),
+            {"layer": 1, "pool": "cls"},
+            "the model's own pooling, not of layer 1, pool cls: embed",
+        ),
+        (other, {}, r"another preprocessing, crop_pct 1\.0, not 0\.5: embed"),
+        (small_model(), {"table": TableOptions(labels="one")}, "labels is about a table, and these features"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            similar(model, picture, kept, compute=ON_CPU, **options)
     assert similar(TorchEngine(small_model(), device="cpu", precision="fp32"), picture, kept).compared == 9
     assert similar(small_model(num_classes=2), picture, kept, compute=ON_CPU).compared == 9
 

@@ -17,8 +17,6 @@ FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Rejects keys that occur twice."""
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         assert len(keys) == len(set(keys)), f"{keys} at {node.start_mark}"
@@ -26,7 +24,6 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def documents(name: str) -> dict[str, dict[str, Any]]:
-    """The objects in a file by their kind."""
     text = (ROOT / "deploy" / "kubernetes" / name).read_text(encoding="utf-8")
     found = list(yaml.load_all(text, StrictLoader))
     assert all(document.keys() == {"apiVersion", "kind", "metadata", "spec"} for document in found)
@@ -48,7 +45,6 @@ def container(serving: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture
 def settings(container: dict[str, Any]) -> Settings:
-    """Those that the server is started with."""
     return parsed([*container["command"], *container["args"]]).settings
 
 
@@ -76,9 +72,7 @@ def test_server_is_started_with_flags_that_exist(container: dict[str, Any]) -> N
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models"]
 
 
-def test_ports_are_those_of_the_server(
-    serving: dict[str, dict[str, Any]], container: dict[str, Any], settings: Settings
-) -> None:
+def test_ports_are_those_of_the_server(serving, container, settings) -> None:
     (port,) = container["ports"]
     assert settings.port == port["containerPort"]
     named = [container[probe]["httpGet"]["port"] for probe in PROBES]
@@ -90,9 +84,7 @@ def test_ports_are_those_of_the_server(
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
-def test_paths_answer_and_the_metric_is_there(
-    serving: dict[str, dict[str, Any]], container: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_answer_and_the_metric_is_there(serving, container, monkeypatch) -> None:
     pytest.importorskip("fastapi", reason="fastapi is not installed (vitascope[server])")
     from tests.deploy.server import served
 

@@ -127,7 +127,6 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     assert (text.count("<script"), text.count("</script"), len(re.findall("<img", text))) == (2, 2, 1)
     assert "\\udcff&amp;.png" in text
     words = re.search(r'<script type="application/json" id="words">(.*?)</script>', text)
-    assert words is not None
     assert json.loads(words[1])["classes"] == [name, "{count}"]
 
 
@@ -144,9 +143,7 @@ def test_pixels_without_a_file_are_named_by_their_copies(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("megabytes", "longest"), [(12, 192), (0.02, 100)])
-def test_many_pictures_are_smaller(
-    root: Path, monkeypatch: pytest.MonkeyPatch, megabytes: float, longest: int
-) -> None:
+def test_many_pictures_are_smaller(root: Path, monkeypatch, megabytes: float, longest: int) -> None:
     for number in range(3):
         Image.linear_gradient("L").resize((400, 300)).save(root / "cat" / f"00{number}.png")
     monkeypatch.setattr(module, "MEGABYTES", megabytes)

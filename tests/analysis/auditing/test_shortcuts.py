@@ -19,7 +19,6 @@ LETTERS = np.array(list("ab"))[LABELS]
 
 
 def looks_of(count: int = N, **values: Any) -> Looks:
-    """Random looks, apart from some values."""
     random = np.random.default_rng(0)
     numbers = {name: random.integers(50, 60, count) for name in ("height", "width", "file_bytes")}
     texts = {name: np.full(count, "") for name in ("format", "camera", "day")}

@@ -43,5 +43,4 @@ def num_colours(pixels: np.ndarray) -> int:
 
 
 def texts(figure: Figure) -> str:
-    """All texts in a figure."""
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))

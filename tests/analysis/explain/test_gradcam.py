@@ -32,7 +32,6 @@ def logits_of(classes: list[int]) -> Score:
 
 
 def place(model: VisionModel, layer: Layer) -> nn.Module:
-    """The module whose output is explained."""
     if isinstance(model, ResNet):
         return model.features
     blocks = model.encoder.blocks
@@ -57,7 +56,6 @@ def caught(model: VisionModel, images: Tensor, score: Score, layer: Layer) -> tu
     pooled = model.embed(images.double())
     score(pooled, model.head(pooled)).backward()
     (activations,) = kept
-    assert activations.grad is not None
     a, g = activations.detach().numpy(), activations.grad.numpy()
     if isinstance(model, ResNet):
         return a.transpose(0, 2, 3, 1), g.transpose(0, 2, 3, 1)
@@ -88,7 +86,6 @@ def cam(variant: str, activations: np.ndarray, gradients: np.ndarray) -> np.ndar
 def assert_is_cam(
     model: VisionModel, images: Tensor, target: Any, score: Score, layer: Layer = "last"
 ) -> None:
-    """Compare every variant with the formulas."""
     activations, gradients = caught(model, images, score, layer)
     for variant in VARIANTS:
         heat = grad_cam(model, images, target, layer, variant)

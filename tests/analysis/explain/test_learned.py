@@ -1,5 +1,6 @@
 """Attention distance, position similarity, patch filters and feature colours, each against explicit sums."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,7 +26,6 @@ from vitascope.analysis.explain.learned import (
 from vitascope.analysis.explain.rollout import rollout
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
-from vitascope.models.patches import ConvPatches
 from vitascope.models.vit import VisionTransformer
 
 # --- distance
@@ -33,7 +33,10 @@ from vitascope.models.vit import VisionTransformer
 
 SHAPES = [{}, {"image_size": (16, 48)}, {"image_size": (24, 32), "patch_size": (12, 4)}]
 
-of_every_model = pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+of_every_shape = pytest.mark.parametrize(
+    ("options", "shape"),
+    [*((options, SHAPES[1]) for options in MODELS.values()), *(({}, shape) for shape in SHAPES)],
+)
 
 
 def images_of(model: VisionTransformer, count: int = 2) -> Tensor:
@@ -41,7 +44,6 @@ def images_of(model: VisionTransformer, count: int = 2) -> Tensor:
 
 
 def centres(config: ViTConfig) -> list[tuple[float, float]]:
-    """The mean row and column of each patch's pixels, patches row by row."""
     (height, width), (ph, pw), (sh, sw) = config.image_hw, config.patch_hw, config.patch_stride
     tops, lefts = range(0, height - ph + 1, sh), range(0, width - pw + 1, sw)
     return [
@@ -53,32 +55,24 @@ def centres(config: ViTConfig) -> list[tuple[float, float]]:
 
 def between(config: ViTConfig) -> np.ndarray:
     """Distances of all patches, (N, N)."""
-    where = centres(config)
-    return np.array([[np.hypot(y - v, x - u) for v, u in where] for y, x in where])
+    where = np.array(centres(config))
+    return np.linalg.norm(where[:, None] - where[None], axis=-1)
 
 
 def directly(model: VisionTransformer, images: Tensor) -> np.ndarray:
-    """The reference: from the traced weights, in float64, patch by patch."""
+    """The reference: from the traced weights, in float64."""
     attention = model.trace(images, attention=True).attention
     P, apart = model.config.num_prefix_tokens, between(model.config)
     means = np.zeros((model.config.depth, model.config.num_heads))
     for layer, traced in enumerate(attention):
-        weights = traced.detach().double().numpy()  # (B, heads, T, T)
-        for head in range(weights.shape[1]):
-            reached = []
-            for image in range(len(weights)):
-                for query in range(len(apart)):
-                    row = weights[image, head, P + query, P:]
-                    reached.append((row * apart[query]).sum() / row.sum())
-            means[layer, head] = np.mean(reached)
+        weights = traced.detach().double().numpy()[:, :, P:, P:]  # (B, heads, N, N)
+        reached = (weights * apart).sum(axis=-1) / weights.sum(axis=-1)
+        means[layer] = reached.mean(axis=(0, 2))
     return means
 
 
-@of_every_model
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_distance_is_the_mean_under_the_traced_weights(
-    options: dict[str, Any], shape: dict[str, Any]
-) -> None:
+@of_every_shape
+def test_distance_is_the_mean_under_the_traced_weights(options, shape) -> None:
     model = small_model(**options, **shape)
     images = images_of(model)
     reached = attention_distance(model, images)
@@ -144,9 +138,7 @@ def test_weights_that_are_not_finite_are_rejected(monkeypatch: pytest.MonkeyPatc
     [attention_distance, head_maps, rollout, partial(rollout, fusion="max"), partial(rollout, discard=0.5)],
 )
 @pytest.mark.parametrize("attention", ["global", "window"])
-def test_only_one_layer_of_weights_is_in_memory(
-    method: Any, attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_one_layer_of_weights_is_in_memory(method: Any, attention: str, monkeypatch) -> None:
     model = small_model(depth=5, attention=attention, window=2)
     seen: list[StorageWeakRef] = []
     hand_on = AttentionStream.keep_attention
@@ -175,12 +167,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "sincos 2d of big_vision": {"positions": "sincos_2d_big_vision"},
     "overlap": {"stem": "overlap"},
 }
-POSITIONS_SHAPES = [
-    {},
-    {"image_size": (16, 48)},
-    {"image_size": (40, 8)},
-    {"image_size": (24, 32), "patch_size": (12, 4)},
-]
 
 
 def places(model: VisionTransformer) -> np.ndarray:
@@ -191,11 +177,14 @@ def places(model: VisionTransformer) -> np.ndarray:
     return added.detach().double().numpy().reshape(*config.grid, config.embed_dim)
 
 
-@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("shape", POSITIONS_SHAPES, ids=str)
-def test_similarity_is_the_cosine_of_position_embeddings(
-    options: dict[str, Any], shape: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        *((options, SHAPES[1]) for options in KINDS.values()),
+        *(({}, shape) for shape in (*SHAPES, {"image_size": (40, 8)})),
+    ],
+)
+def test_similarity_is_the_cosine_of_position_embeddings(options, shape) -> None:
     model = small_model(**options, **shape)
     gh, gw = model.config.grid
     similarity = position_similarity(model)
@@ -203,13 +192,8 @@ def test_similarity_is_the_cosine_of_position_embeddings(
     assert similarity.dtype == torch.float32
     assert not similarity.requires_grad
     added = places(model)
-    expected = np.empty((gh, gw, gh, gw))
-    for i in range(gh):
-        for j in range(gw):
-            for k in range(gh):
-                for m in range(gw):
-                    one, other = added[i, j], added[k, m]
-                    expected[i, j, k, m] = one @ other / np.sqrt((one @ one) * (other @ other))
+    unit = added / np.linalg.norm(added, axis=-1, keepdims=True)
+    expected = np.einsum("ijd,kmd->ijkm", unit, unit)
     np.testing.assert_allclose(similarity, expected, atol=1e-6)
     assert similarity.abs().max() <= 1
 
@@ -243,13 +227,16 @@ FILTERS_STEMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", FILTERS_STEMS.values(), ids=FILTERS_STEMS)
-@pytest.mark.parametrize("count", [1, 4, 28])
-def test_components_are_the_directions_in_which_filters_differ_most(
-    options: dict[str, Any], count: int
-) -> None:
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        *((options, 4) for options in FILTERS_STEMS.values()),
+        *((FILTERS_STEMS["more filters than pixels"], count) for count in (1, 28)),
+        *(({}, count) for count in (1, 28)),
+    ],
+)
+def test_components_are_the_directions_in_which_filters_differ_most(options, count) -> None:
     model = small_model(**options)
-    assert isinstance(model.patch_embedding, ConvPatches)
     weight = model.patch_embedding.weight.detach().double().numpy()  # (D, C, ph, pw)
     D, C, ph, pw = weight.shape
     filters = patch_filters(model, count)
@@ -295,53 +282,43 @@ def directly_of_features(model: VisionTransformer, images: Tensor, layer: int) -
     return colours.reshape(len(images), *model.config.grid, 3)
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("layer", [0, -1])
-def test_colours_are_the_scores_of_the_first_three_components(
-    options: dict[str, Any], shape: dict[str, Any], layer: int
-) -> None:
+@of_every_shape
+def test_colours_are_the_scores_of_the_first_three_components(options, shape) -> None:
     model = small_model(**options, **shape)
     images = images_of(model, 3)
-    colours = feature_colours(model, images, layer)
-    assert colours.shape == (3, *model.config.grid, 3)
-    assert colours.dtype == torch.float32
-    assert not colours.requires_grad
-    assert colours.min() >= 0
-    assert colours.max() <= 1
-    np.testing.assert_allclose(colours, directly_of_features(model, images, layer), atol=1e-3)
+    for layer in (0, -1) if shape else (1, -3):
+        colours = feature_colours(model, images, layer)
+        assert (colours.shape, colours.dtype) == ((3, *model.config.grid, 3), torch.float32)
+        assert not colours.requires_grad
+        assert 0 <= colours.min() <= colours.max() <= 1
+        np.testing.assert_allclose(colours, directly_of_features(model, images, layer), atol=1e-3)
 
 
 # --- principal components, against NumPy's singular value decomposition
 
 
 def by_svd(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Components and shares of the variance by singular value decomposition, signs by the stated rule."""
     _, strengths, components = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
     signs = [np.sign(row[np.abs(row).argmax()]) for row in components]
     return (components * np.array(signs)[:, None])[:count], (strengths**2 / (strengths**2).sum())[:count]
 
 
-@pytest.mark.parametrize("shape", [(40, 6), (6, 40), (9, 9), (2, 5)], ids=str)
-@pytest.mark.parametrize("count", [1, 3])
-def test_components_equal_the_singular_value_decomposition(shape: tuple[int, int], count: int) -> None:
-    values = random_images(1, 1, *shape)[0, 0] * torch.linspace(1, 3, shape[1]) + 5
-    components, shares = principal_components(values, count)
-    expected, expected_shares = by_svd(values.double().numpy(), min(count, shape[0] - 1))
-    np.testing.assert_allclose(components, expected, atol=1e-6)
-    np.testing.assert_allclose(shares, expected_shares, atol=1e-9)
-    assert components.dtype == torch.float64
+def test_components_equal_the_singular_value_decomposition() -> None:
+    for shape, count in itertools.product([(40, 6), (6, 40), (9, 9), (2, 5)], [1, 3]):
+        values = random_images(1, 1, *shape)[0, 0] * torch.linspace(1, 3, shape[1]) + 5
+        components, shares = principal_components(values, count)
+        expected, expected_shares = by_svd(values.double().numpy(), min(count, shape[0] - 1))
+        np.testing.assert_allclose(components, expected, atol=1e-6)
+        np.testing.assert_allclose(shares, expected_shares, atol=1e-9)
+        assert components.dtype == torch.float64
 
 
-@pytest.mark.parametrize("shape", [(30, 7), (7, 30)], ids=str)
-def test_directions_without_variance_are_no_components(shape: tuple[int, int]) -> None:
-    left, right = random_images(1, 1, shape[0], 2)[0, 0], random_images(1, 1, 2, shape[1])[0, 0]
-    assert len(principal_components(left @ right + 1000, 5)[0]) == 2
-    assert len(principal_components(torch.full(shape, 0.1), 5)[0]) == 0
-    assert len(principal_components(torch.zeros(shape), 5)[0]) == 0
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_rejected(value: float) -> None:
-    with pytest.raises(UserError, match="finite"):
-        principal_components(torch.tensor([[1.0, 2.0], [value, 0.0]]), 1)
+def test_directions_without_variance_are_no_components_and_values_are_finite() -> None:
+    for shape in ((30, 7), (7, 30)):
+        left, right = random_images(1, 1, shape[0], 2)[0, 0], random_images(1, 1, 2, shape[1])[0, 0]
+        assert len(principal_components(left @ right + 1000, 5)[0]) == 2
+        for value in (0.1, 0.0):
+            assert len(principal_components(torch.full(shape, value), 5)[0]) == 0
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(UserError):
+            principal_components(torch.tensor([[1.0, 2.0], [value, 0.0]]), 1)

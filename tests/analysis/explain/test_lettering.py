@@ -44,7 +44,6 @@ def no_warning(caplog: pytest.LogCaptureFixture):
 
 
 def confusion(names: list[str], path: Path) -> str:
-    """The texts in a drawn confusion matrix of these classes."""
     figure = draw_confusion(
         np.eye(len(names), dtype=np.int64),
         names,
@@ -82,7 +81,6 @@ def test_every_figure_accepts_unusual_class_names(tmp_path: Path) -> None:
 
 
 def families(figure: Figure) -> set[str]:
-    """The font families of all texts."""
     return {name for text in figure.findobj(matplotlib.text.Text) for name in text.get_fontfamily()}
 
 
@@ -118,9 +116,8 @@ def test_font_that_was_installed_after_matplotlib_listed_the_fonts_is_used(
 
 LONG = [f"the {place} subspecies of the greater sandhill crane, {place} colour" for place in "abcdefghij"]
 WIDE = ["\u963f\u62c9\u65af\u52a0\u96ea\u6a47\u72ac" * 3 + place for place in "abcdefghij"]
-CYRILLIC = ["\u0412\u043e\u0441\u0442\u043e\u0447\u043d\u043e" * 6 + place for place in "abcdefghij"]
 ARABIC = ["\u0627\u0644\u0643\u0644\u0628 " * 10 + place for place in "abcdefghij"]
-NAMES = {"long": LONG, "Chinese": WIDE, "Russian": CYRILLIC, "Arabic": ARABIC, "capitals": ["W" * 60] * 10}
+NAMES = {"long": LONG, "Chinese": WIDE, "Arabic": ARABIC, "capitals": ["W" * 60] * 10}
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
@@ -137,9 +134,7 @@ def test_captions_of_neighbours_do_not_overlap(names: list[str], tmp_path: Path)
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_confusion_matrix_stays_large_and_its_names_inside_the_figure(
-    names: list[str], tmp_path: Path
-) -> None:
+def test_confusion_matrix_stays_large_and_its_names_inside_the_figure(names: list[str], tmp_path) -> None:
     new = partial(plots.new_figure, title="test: 87.50% of 200 correct (most frequent class: 10.00%)")
     figure = draw_confusion(np.eye(10, dtype=np.int64), names, new=new)
     plots.save_figure(figure, tmp_path / "seen.png")

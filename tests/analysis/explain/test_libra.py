@@ -71,9 +71,7 @@ def blank_score(model: VisionModel, images: Tensor, target: Target) -> Tensor:
 
 
 @pytest.mark.parametrize(("build", "options"), MODELS.values(), ids=MODELS)
-def test_contributions_sum_to_the_score_minus_that_of_a_blank_image(
-    build: Any, options: dict[str, Any], tape: Tape
-) -> None:
+def test_contributions_sum_to_the_score_minus_that_of_a_blank_image(build, options, tape) -> None:
     model = build(**options).double()
     images = random_images(2, 3, *model.config.image_hw).double()
     pooled, logits = pooled_and_logits(model, images)

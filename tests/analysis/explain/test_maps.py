@@ -28,7 +28,6 @@ NAMED = [(f"deep/{number}", picture, "v1") for number, picture in enumerate(PICT
 def write(
     model: VisionModel, out: Path, pictures: Any = NAMED, about: str = "a", **asked: Any
 ) -> tuple[str, ...]:
-    """The reasons why pictures have no map."""
     faults = Faults(len(pictures))
     done = list(
         write_maps(model, pictures, out, **{"method": "layer-cam"} | asked, about=about, faults=faults)
@@ -43,9 +42,7 @@ def numbers_of(out: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("method", "target"), [("layer-cam", None), ("occlusion", 1), ("rollout", None)])
-def test_numbers_are_those_of_the_method_and_the_model(
-    tmp_path: Path, method: str, target: int | None
-) -> None:
+def test_numbers_are_those_of_the_method_and_the_model(tmp_path, method: str, target: int | None) -> None:
     model = model_with_preprocess()
     assert write(model, tmp_path, method=method, target=target) == ()
     numbers = numbers_of(tmp_path)
@@ -64,9 +61,7 @@ def test_numbers_are_those_of_the_method_and_the_model(
         )
 
 
-def test_repeated_call_continues_where_the_first_was_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_call_continues_where_the_first_was_interrupted(tmp_path: Path, monkeypatch) -> None:
     model, asked = model_with_preprocess(), []
 
     def counted(model: VisionModel, *options: Any, **settings: Any) -> torch.Tensor:
@@ -118,46 +113,24 @@ def test_model_without_classes_has_heatmaps_alone(tmp_path: Path) -> None:
     assert set(numbers_of(tmp_path)) == {"names", "heatmaps"}
 
 
-@pytest.mark.parametrize(
-    "forged",
-    [
-        {"heat": base64.b64encode(np.full(16, np.nan, np.float32).tobytes()).decode()},
-        {"heat": ""},
-        {"grid": [-1, 4]},
-        {"grid": None},
-        {"predicted": 10**30},
-        {"probability": float("nan")},
-    ],
-)
-def test_map_with_other_numbers_than_one_can_have_is_not_taken(
-    forged: dict[str, Any], tmp_path: Path
-) -> None:
-    model, path = model_with_preprocess(), tmp_path / "deep" / "0.png"
-    write(model, tmp_path, NAMED[:1])
-    with Image.open(path) as image:
-        texts = image.text  # type: ignore[attr-defined]
-    for text in (json.dumps(json.loads(texts["vitascope"]) | forged), "[" * 200_000):
-        record = PngInfo()
-        record.add_itxt("vitascope", text, zip=True)
-        Image.new("RGB", (8, 8)).save(path, pnginfo=record)
-        with pytest.raises(UserError, match=r"0\.png exists, and is not a map"):
-            write(model, tmp_path, NAMED[:1])
-
-
-@pytest.mark.parametrize("record", [{"predicted": 10**6}, {"explained": 10**6}, {"grid": (1, 1)}])
-def test_map_of_other_classes_or_another_grid_is_not_taken(tmp_path: Path, record: dict[str, Any]) -> None:
-    model = model_with_preprocess()
+def test_map_with_other_numbers_than_one_can_have_is_not_taken(tmp_path: Path) -> None:
+    model, path = model_with_preprocess(), tmp_path / "deep" / "1.png"
     write(model, tmp_path)
-    changed = tmp_path / "deep/1.png"
-    with Image.open(changed) as image:
-        numbers = json.loads(image.text[maps._RECORD]) | record  # type: ignore[attr-defined]
-        if "grid" in record:
-            numbers["heat"] = base64.b64encode(np.ones(1, np.float32).tobytes()).decode()
-        info = PngInfo()
-        info.add_itxt(maps._RECORD, json.dumps(numbers))
-        image.save(changed, pnginfo=info)
-    with pytest.raises(UserError, match=r"1\.png exists, and is not a map of this picture"):
-        write(model, tmp_path)
+    with Image.open(path) as image:
+        known = json.loads(image.text[maps._RECORD])  # type: ignore[attr-defined]
+    one = base64.b64encode(np.ones(1, np.float32).tobytes()).decode()
+    forged: tuple[dict[str, Any], ...] = (
+        {"heat": base64.b64encode(np.full(16, np.nan, np.float32).tobytes()).decode()},
+        *({"heat": ""}, {"grid": [-1, 4]}, {"grid": None}, {"predicted": 10**30}),
+        *({"probability": float("nan")}, {"predicted": 10**6}, {"explained": 10**6}),
+        {"grid": (1, 1), "heat": one},
+    )
+    for text in (*(json.dumps(known | numbers) for numbers in forged), "[" * 200_000):
+        record = PngInfo()
+        record.add_itxt(maps._RECORD, text, zip=True)
+        Image.new("RGB", (8, 8)).save(path, pnginfo=record)
+        with pytest.raises(UserError, match=r"1\.png exists, and is not a map"):
+            write(model, tmp_path)
 
 
 def test_named_pipe_in_the_place_of_a_map_is_an_error_at_once(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -95,9 +94,7 @@ NO_LAYERS = ((0, 0), (-1, 2), (1, 4), (2, 1))
         *(("patching", {"layers": pair}, f"<= 3, not {pair[0]} and {pair[1]}") for pair in NO_LAYERS),
     ],
 )
-def test_settings_that_do_not_fit_the_model_are_rejected(
-    name: str, settings: dict[str, Any], message: str
-) -> None:
+def test_settings_that_do_not_fit_the_model_are_rejected(name, settings, message) -> None:
     with pytest.raises(UserError, match=message):
         VIEWS[name](small_model(), random_images(1, 3, 32, 32), **settings)
 

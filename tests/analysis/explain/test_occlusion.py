@@ -14,7 +14,7 @@ from vitascope.analysis.explain.occlusion import occlusion
 from vitascope.models.vision_model import VisionModel
 
 HYBRID = {"stem": "resnet", "resnet_layers": (1, 2), "resnet_width": 4}
-ALL = {**{name: (small_model, options) for name, options in MODELS.items()}}
+ALL = {name: (small_model, MODELS[name]) for name in ("class_token", "map", "window", "overlap")}
 ALL |= {
     "hybrid": (small_model, HYBRID),
     "mlp_head": (small_model, {"head": "mlp"}),
@@ -78,9 +78,7 @@ def test_heat_is_the_drop_of_the_predicted_class(build: Any, options: dict[str, 
 
 @pytest.mark.parametrize("window", [2, 3])
 @pytest.mark.parametrize("build", [small_model, small_resnet])
-def test_heat_under_a_larger_window_is_the_mean_over_those_that_cover_the_cell(
-    build: Any, window: int
-) -> None:
+def test_heat_under_a_larger_window_is_the_mean_over_those_that_cover_the_cell(build, window) -> None:
     model = build(image_size=(24, 48))
     images = images_of(model)
     predicted = model(images).argmax(dim=1).tolist()

@@ -12,6 +12,18 @@ from vitascope.analysis.explain.patching import patching
 from vitascope.analysis.explain.targets import ClassDifference
 from vitascope.models.vit import VisionTransformer
 
+OF_EACH_KIND = (
+    "registers",
+    "distilled_registers",
+    "mean",
+    "map",
+    "class_and_mean",
+    "axial",
+    "window_mean",
+    "rotary",
+)
+OF_EACH_KIND += ("relative", "post_norm", "overlap")
+
 
 @torch.no_grad()
 def by_hand(model: VisionTransformer, image: Tensor, index: int, layers: range) -> Tensor:
@@ -35,7 +47,7 @@ def by_hand(model: VisionTransformer, image: Tensor, index: int, layers: range) 
 @pytest.mark.parametrize(
     ("layers", "options"),
     [
-        *((None, options) for options in MODELS.values()),
+        *((None, MODELS[name]) for name in OF_EACH_KIND),
         ((0, 1), {}),
         ((1, 4), {}),
         ((0, 4), {"pool": "mean"}),

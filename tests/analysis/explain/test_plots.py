@@ -11,7 +11,7 @@ from vitascope.analysis.explain import plots
 from vitascope.analysis.explain.pictures import Picture, overlay
 
 
-@pytest.mark.parametrize("count", [1, 3, 8, 11, 32])
+@pytest.mark.parametrize("count", [1, 3, 32])
 def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path, count: int) -> None:
     pictures = [noise(8, 8, 1 if number % 2 else 3, seed=number) for number in range(count)]
     guesses = [f"guess{number}" for number in range(count)]
@@ -30,9 +30,7 @@ def test_predictions_show_every_picture_and_the_truth_of_mistakes(tmp_path: Path
     [(noise(8, 8, 1), 1), (noise(8, 8, 1), 3), (noise(20, 50), 6), (noise(30, 20), 6)],
     ids=["grey 1", "grey 3", "wide 6", "tall 6"],
 )
-def test_explanations_show_the_picture_and_each_method_under_its_name(
-    tmp_path: Path, picture: np.ndarray, count: int
-) -> None:
+def test_explanations_show_the_picture_and_each_method_under_its_name(tmp_path, picture, count) -> None:
     heatmaps = {f"method {number}": np.random.default_rng(number).random((4, 6)) for number in range(count)}
     figure = plots.draw_explanations(Picture.whole(picture), heatmaps, "a title")
     assert_shows_something(drawn(figure, tmp_path))
@@ -72,7 +70,7 @@ def test_title_wider_than_the_figure_takes_several_lines(title: str, tmp_path: P
     assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
-@pytest.mark.parametrize("count", [1, 6, 7, 25])
+@pytest.mark.parametrize("count", [1, 7, 25])
 def test_similar_pictures_are_beside_the_picture_without_overlap(count: int, tmp_path: Path) -> None:
     shapes = [(30, 60), (60, 30), (40, 40)]
     tiles = [noise(*shapes[number % 3], seed=number) for number in range(count)]
@@ -107,10 +105,8 @@ def test_picture_that_is_missing_leaves_its_place_empty() -> None:
 # --- figures of learned weights
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (4, 4), (3, 14), (1, 9)])
-def test_position_similarity_has_a_tile_for_each_row_and_column(
-    tmp_path: Path, grid: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize("grid", [(1, 1), (3, 14)])
+def test_position_similarity_has_a_tile_for_each_row_and_column(tmp_path, grid: tuple[int, int]) -> None:
     similarity = np.random.default_rng(0).uniform(-1, 1, (*grid, *grid))
     figure = plots.draw_position_similarity(similarity)
     assert_shows_something(drawn(figure, tmp_path))
@@ -125,7 +121,7 @@ def test_position_similarity_has_a_tile_for_each_row_and_column(
         assert text in written
 
 
-@pytest.mark.parametrize("shape", [(16, 3, 8, 8), (9, 1, 2, 2), (1, 3, 4, 6)])
+@pytest.mark.parametrize("shape", [(9, 1, 2, 2), (1, 3, 4, 6)])
 def test_patch_filters_show_every_component_on_its_own_scale(tmp_path: Path, shape: tuple[int, ...]) -> None:
     components = np.random.default_rng(0).standard_normal(shape)
     components[0] *= 100
@@ -141,10 +137,8 @@ def test_patch_filters_show_every_component_on_its_own_scale(tmp_path: Path, sha
     assert figure.get_label().endswith(f"first {shape[0]} principal components, 50% of the variance")
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (12, 12)])
-def test_attention_distance_has_a_dot_per_head_and_a_line_of_means(
-    tmp_path: Path, shape: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2)])
+def test_attention_distance_has_a_dot_per_head_and_a_line_of_means(tmp_path, shape: tuple[int, int]) -> None:
     distances = np.random.default_rng(0).uniform(1, 90, shape)
     figure = plots.draw_attention_distance(distances, uniform=60.0)
     assert_shows_something(drawn(figure, tmp_path))
@@ -175,15 +169,12 @@ def test_heads_without_a_distance_are_excluded_from_the_means(tmp_path: Path) ->
     ("picture", "tile", "shape"),
     [
         (noise(8, 8, 1), (96, 96), (1, 1)),
-        (noise(8, 8, 1), (96, 96), (2, 5)),
         (noise(24, 48), (48, 96), (2, 5)),
         (noise(200, 100), (96, 48), (2, 5)),
     ],
-    ids=["one head", "grey", "wide", "tall"],
+    ids=["one head", "wide", "tall"],
 )
-def test_heads_are_laid_out_by_layer_and_head(
-    tmp_path: Path, picture: np.ndarray, tile: tuple[int, int], shape: tuple[int, int]
-) -> None:
+def test_heads_are_laid_out_by_layer_and_head(tmp_path, picture, tile, shape) -> None:
     maps = np.random.default_rng(0).random((*shape, 2, 4))
     figure = plots.draw_heads(Picture.whole(picture), maps)
     assert_shows_something(drawn(figure, tmp_path))

@@ -29,7 +29,6 @@ def fused_in_numpy(
 ) -> np.ndarray:
     """Each image and layer separately, in float64; rows of fused weights need not sum to one."""
     traced = copy.deepcopy(model).double().trace(images.double(), attention=True).attention
-    assert traced is not None
     config = model.config.replace(image_size=tuple(images.shape[2:]))
     maps = []
     for image in range(len(images)):
@@ -44,15 +43,13 @@ def fused_in_numpy(
     return np.stack(maps)
 
 
-@pytest.mark.parametrize("options", [*MODELS.values(), HYBRID], ids=[*MODELS, "resnet stem"])
 @pytest.mark.parametrize(
-    ("fusion", "discard", "shape"),
+    ("options", "fusion", "discard", "shape"),
     [
-        ("mean", 0.0, {"depth": 1}),
-        ("mean", 0.0, {"depth": 5}),
-        ("min", 0.3, {}),
-        ("mean", 0.3, {}),
-        ("max", 0.3, {"image_size": (16, 48)}),
+        *((options, "mean", 0.0, {}) for options in (*MODELS.values(), HYBRID)),
+        *((options, "max", 0.3, {"image_size": (16, 48)}) for options in (*MODELS.values(), HYBRID)),
+        *((options, "min", 0.3, {"depth": 1}) for options in ({}, {"pool": "mean"})),
+        *((options, "mean", 0.3, {"depth": 5}) for options in ({}, {"pool": "cls_mean"})),
     ],
 )
 def test_rollout_is_the_product_of_the_layers_of_fused_heads_without_the_smallest_weights(
@@ -77,8 +74,6 @@ def test_other_resolutions_are_fused_alike(options: dict[str, Any]) -> None:
 CLASSES = [4, 0, 2]
 
 Score = Callable[[Trace], Tensor]
-
-of_every_model = pytest.mark.parametrize("options", [*MODELS.values(), HYBRID], ids=[*MODELS, "resnet stem"])
 
 
 def logits_of(classes: list[int]) -> Score:
@@ -110,8 +105,13 @@ def assert_is_recursion(
     np.testing.assert_allclose(heat.numpy(), by_recursion(model, images, score), atol=tolerance)
 
 
-@of_every_model
-@pytest.mark.parametrize("shape", [{}, {"image_size": (16, 48), "num_heads": 4}])
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        *((options, {"image_size": (16, 48), "num_heads": 4}) for options in (*MODELS.values(), HYBRID)),
+        *((options, {}) for options in ({}, HYBRID, {"pool": "mean"})),
+    ],
+)
 def test_relevance_equals_the_papers_recursion(options: dict[str, Any], shape: dict[str, Any]) -> None:
     model = small_model(**options, **shape)
     images = random_images(3, 3, *model.config.image_hw)

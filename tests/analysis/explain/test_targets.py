@@ -1,11 +1,11 @@
 """Targets of an explanation: classes, differences and similarity, and invalid targets."""
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tests.models import random_images, small_config, small_model, small_resnet
 from vitascope.analysis.explain.inputs import pooled_and_logits
@@ -32,34 +32,27 @@ def scores(target: TargetLike) -> list[float]:
     return as_target(target, NAMED, LOGITS).score(POOLED, LOGITS).tolist()
 
 
+ONE, EACH = [1, 4, 6], [0, 4, 5]
+
+
 @pytest.mark.parametrize(
-    ("target", "expected"),
+    ("expected", "targets"),
     [
-        (None, [9, 8, 7]),
-        (1, [1, 4, 6]),
-        ("dog", [1, 4, 6]),
-        ("3", [3, 2, 4]),
-        ([1], [1, 4, 6]),
-        ([0, 1, 2], [0, 4, 5]),
-        (["cat", "dog", "tiger"], [0, 4, 5]),
-        (("cat", 1, "tiger"), [0, 4, 5]),
-        (torch.tensor(1), [1, 4, 6]),
-        (torch.tensor([1]), [1, 4, 6]),
-        (torch.tensor([0, 1, 2]), [0, 4, 5]),
-        (torch.tensor([0, 1, 2], dtype=torch.uint8), [0, 4, 5]),
-        (np.int64(1), [1, 4, 6]),
-        (np.array([0, 1, 2]), [0, 4, 5]),
-        (range(3), [0, 4, 5]),
-        (ClassScore(torch.tensor([1])), [1, 4, 6]),
-        (ClassScore(torch.tensor([0, 1, 2])), [0, 4, 5]),
-        (ClassDifference(torch.tensor([4]), torch.tensor([0])), [9, -4, -4]),
-        (ClassDifference(torch.tensor([4, 2, 0]), torch.tensor([1])), [8, 4, 1]),
-        (ClassDifference(torch.tensor([1]), torch.tensor([4, 2, 0])), [-8, -4, -1]),
-        (ClassScore(torch.tensor([1], dtype=torch.int32)), [1, 4, 6]),
+        ([9, 8, 7], [None]),
+        (ONE, [1, "dog", [1], torch.tensor(1), torch.tensor([1]), np.int64(1)]),
+        (ONE, [ClassScore(torch.tensor([1], dtype=dtype)) for dtype in (torch.int64, torch.int32)]),
+        ([3, 2, 4], ["3"]),
+        (EACH, [[0, 1, 2], ["cat", "dog", "tiger"], ("cat", 1, "tiger"), np.array([0, 1, 2]), range(3)]),
+        (EACH, [torch.tensor([0, 1, 2], dtype=dtype) for dtype in (torch.int64, torch.uint8)]),
+        (EACH, [ClassScore(torch.tensor([0, 1, 2]))]),
+        ([9, -4, -4], [ClassDifference(torch.tensor([4]), torch.tensor([0]))]),
+        ([8, 4, 1], [ClassDifference(torch.tensor([4, 2, 0]), torch.tensor([1]))]),
+        ([-8, -4, -1], [ClassDifference(torch.tensor([1]), torch.tensor([4, 2, 0]))]),
     ],
 )
-def test_score_is_of_the_requested_classes(target: Any, expected: list[float]) -> None:
-    assert scores(target) == expected
+def test_score_is_of_the_requested_classes(expected: list[float], targets: list[Any]) -> None:
+    for target in targets:
+        assert scores(target) == expected
 
 
 def test_cosine_is_of_the_representations() -> None:
@@ -143,43 +136,34 @@ def test_numeric_class_names_take_precedence_over_class_numbers() -> None:
     assert class_index(4, config) == 4
 
 
-@pytest.mark.parametrize(
-    "label", [1.5, True, None, [1], torch.tensor([0.0, 1.0, 2.0]), [[0], [1], [2]], np.float32(2)]
-)
-def test_class_of_another_type_is_rejected(label: Any) -> None:
-    with pytest.raises(UserError, match="a class is a whole number or a name, not "):
-        as_target(label if isinstance(label, Tensor) else [label], PLAIN, LOGITS)
-    if isinstance(label, Tensor):
+def test_class_of_another_type_is_rejected() -> None:
+    numbers = torch.tensor([0.0, 1.0, 2.0])
+    for target in (*([label] for label in (1.5, True, None, [1], np.float32(2))), [[[0], [1], [2]]], numbers):
         with pytest.raises(UserError, match="a class is a whole number or a name, not "):
-            as_target(ClassScore(label), PLAIN, LOGITS)
+            as_target(target, PLAIN, LOGITS)
+    with pytest.raises(UserError, match="a class is a whole number or a name, not "):
+        as_target(ClassScore(numbers), PLAIN, LOGITS)
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
+def test_number_and_shape_of_targets_must_be_those_of_the_images() -> None:
+    cases: list[tuple[TargetLike, str]] = [
         ([0, 1], "2 classes for 3 images"),
         ([], "0 classes for 3 images"),
         (ClassScore(torch.tensor([0, 1])), "2 classes for 3 images"),
         (ClassDifference(torch.tensor([0, 1, 2]), torch.tensor([0, 1])), "2 versus for 3 images"),
         (FeatureCosine(torch.ones(2, 16)), "2 features for 3 images"),
-    ],
-)
-def test_number_of_targets_must_equal_the_number_of_images(target: TargetLike, message: str) -> None:
-    with pytest.raises(UserError, match=f"{message}: give one for all, or one per image"):
-        as_target(target, PLAIN, LOGITS)
+        *((FeatureCosine(torch.ones(shape)), r"features \(B, 16\)") for shape in ((16,), (1, 9))),
+    ]
+    for target, message in cases:
+        with pytest.raises(UserError, match=message):
+            as_target(target, PLAIN, LOGITS)
 
 
-def test_features_of_a_wrong_shape_are_rejected() -> None:
-    for shape in ((16,), (1, 9)):
-        with pytest.raises(UserError, match=r"features \(B, 16\) from `model.embed`, not"):
-            as_target(FeatureCosine(torch.ones(shape)), PLAIN, LOGITS)
-
-
-@pytest.mark.parametrize("head", ["none", "pre_logits"])
-@pytest.mark.parametrize("target", [None, 1, "cat", [0, 1, 2], TARGETS["class"], TARGETS["differences"]])
-def test_classes_of_a_model_without_a_head_are_rejected(head: str, target: TargetLike) -> None:
-    with pytest.raises(UserError, match=r"no head for classes, so there .*explain a `FeatureCosine`"):
-        as_target(target, small_config(head=head), LOGITS)
+def test_classes_of_a_model_without_a_head_are_rejected() -> None:
+    targets = (None, 1, "cat", [0, 1, 2], TARGETS["class"], TARGETS["differences"])
+    for head, target in itertools.product(("none", "pre_logits"), targets):
+        with pytest.raises(UserError, match=r"explain a `FeatureCosine`"):
+            as_target(target, small_config(head=head), LOGITS)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +179,8 @@ def test_outputs_are_computed_in_evaluation_mode_without_gradients(model: Any) -
     assert model.training
 
 
-@pytest.mark.parametrize("digits", [400, 5000])
-def test_long_class_number_is_rejected_in_a_short_line(digits: int) -> None:
-    with pytest.raises(UserError, match="no class '999") as rejected:
-        class_index("9" * digits, small_config())
-    assert len(str(rejected.value)) < 400
+def test_long_class_number_is_rejected_in_a_short_line() -> None:
+    for digits in (400, 5000):
+        with pytest.raises(UserError, match="no class '999") as rejected:
+            class_index("9" * digits, small_config())
+        assert len(str(rejected.value)) < 400

@@ -15,5 +15,4 @@ PROPERTIES = ClassSets(
 
 
 def drawn(seed: int) -> npt.NDArray[np.int64]:
-    """The images in a random order."""
     return np.random.default_rng(seed).permutation(len(LABELS))

@@ -110,7 +110,7 @@ def test_forecasts_cover_the_curve_that_was_held_back() -> None:
     """A small version of benchmarks/results/2026-11-26-probe_coverage.md."""
     covered = []
     classifier = LeastSquares((64.0,))
-    for seed in range(25):
+    for seed in range(15):
         order = drawn(seed)
         some, double, rest = order[:200], order[:400], order[400:]
         division = Division.of(DIGITS.take(some))

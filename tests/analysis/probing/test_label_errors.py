@@ -14,7 +14,6 @@ SOME = drawn(0)[:500]
 
 
 def suspects_among(targets: ClassIndices | ClassSets) -> list[Suspect]:
-    """Suspects among some images, of which the first ten have wrong labels."""
     folds = Division.of(targets).folds()
     (held_out,) = out_of_fold(LogisticRegression((0.01,)), PIXELS[SOME], targets, folds)
     listed = suspects(targets, held_out)

@@ -185,9 +185,7 @@ def test_unreadable_images_are_left_out_and_named(photos: Path, undrawn: None) -
     assert "03.png" in result.evaluation.unreadable[0]
 
 
-def test_named_layers_and_pools_alone_are_compared_and_the_plan_names_the_choice(
-    photos: Path, undrawn: None
-) -> None:
+def test_named_layers_and_pools_alone_are_compared_and_the_plan_names_the_choice(photos, undrawn) -> None:
     model = body().train()
     result = probe(model, photos, layers=[0], pools=["mean"], **HERE)
     place = f"{NAME}, layer 0, mean"
@@ -211,17 +209,15 @@ def test_a_probe_is_no_training_and_compared_with_one(photos: Path, undrawn: Non
     assert comparison.options.keys() & {"epochs", "lr"} == set()
 
 
-def few(root: Path) -> Path:
-    """One training image of a class."""
-    train = root / "train-only" / "train"
-    take_coloured(train, 1, "red")
-    take_coloured(train, 12, "green", "blue")
-    return take_coloured(root / "train-only" / "val", 3, seed=1).parent
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
+def test_bad_input_is_one_line_and_leaves_no_run(photos: Path, tmp_path: Path) -> None:
+    save_pretrained(body(), tmp_path / "runs" / "other")
+    one = take_coloured(tmp_path / "one", 12, "green")
+    few = tmp_path / "few"
+    take_coloured(few / "train", 1, "red")
+    take_coloured(few / "train", 12, "green", "blue")
+    take_coloured(few / "val", 3, seed=1)
+    before = sorted(tmp_path.rglob("*"))
+    for options, reason in (
         ({"models": []}, "no body"),
         ({"data": "runs/other"}, "is a model, and no images"),
         ({"models": ["photos"]}, "photos"),
@@ -232,30 +228,19 @@ def few(root: Path) -> Path:
         ({"seed": 2**64}, "seed must be in"),
         ({"layers": [3]}, "layer"),
         ({"pools": ["map"]}, "pool 'map'"),
-        ({"data": lambda root: take_coloured(root / "one", 12, "green")}, "only one class, 'green'"),
+        ({"data": one}, "only one class, 'green'"),
         ({"data": few}, "class 'red' has 1 image"),
         ({"data": "nowhere"}, "nowhere"),
         ({"models": Ensemble.of([body(), body()])}, "is an ensemble of 2 models: name one of them instead"),
         ({"run": "photos"}, "photos exists"),
-    ],
-    ids=lambda each: str(each) if isinstance(each, str) else "",
-)
-def test_bad_input_is_one_line_and_leaves_no_run(photos: Path, tmp_path: Path, options, reason: str) -> None:
-    save_pretrained(body(), tmp_path / "runs" / "other")
-    before = sorted(tmp_path.rglob("*"))
-    given = {"models": body(), "data": "photos", **options}
-    if callable(given["data"]):
-        given["data"] = given["data"](tmp_path)
-        before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=reason) as caught:
-        probe(**given, **HERE)
-    assert "\n" not in str(caught.value)
-    assert sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts) == before
+    ):
+        with pytest.raises(UserError, match=reason) as caught:
+            probe(**{"models": body(), "data": "photos", **options}, **HERE)
+        assert "\n" not in str(caught.value)
+        assert sorted(path for path in tmp_path.rglob("*") if "cache" not in path.parts) == before, reason
 
 
-def test_too_many_features_are_refused_with_the_numbers(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_too_many_features_are_refused_with_the_numbers(photos: Path, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "MEMORY_GB", 1e-5)
     with pytest.raises(UserError, match=r"6 representations of 60 images take 0.0 GB, .* name fewer layers"):
         probe(body(), photos, **HERE)
@@ -272,7 +257,7 @@ def test_features_that_are_not_finite_name_the_image(photos: Path, monkeypatch: 
         probe(model, photos, **HERE)
 
 
-@pytest.mark.parametrize("during", ["select", "save_pretrained", "write_page"])
+@pytest.mark.parametrize("during", ["select", "write_page"])
 def test_an_interrupted_probe_leaves_no_run_and_keeps_its_features(
     photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, during: str
 ) -> None:

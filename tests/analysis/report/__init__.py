@@ -8,8 +8,6 @@ from markupsafe import Markup
 
 
 class Reader(HTMLParser):
-    """Names of elements, attributes and text, as a browser reads them."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []

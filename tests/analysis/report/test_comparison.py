@@ -11,7 +11,6 @@ from scipy.stats import binomtest
 from tests.analysis.report.runs import IMAGES, LABELLED, write_label_run, write_run
 from vitascope.analysis.report.comparison import RunComparison
 from vitascope.data.average_precision import mean_average_precision, paired_difference
-from vitascope.data.label_measures import LabelScore
 from vitascope.errors import UserError
 from vitascope.training.run.run import Run
 
@@ -28,14 +27,11 @@ def compared(*runs: Run) -> RunComparison:
 def test_only_differing_options_are_listed_with_a_value_per_run(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "one", lr=0.1, seed=3), write_run(tmp_path / "two", depth=4, seed=3)]
     found = compared(*runs)
-    assert found.options == {"depth": (2, 4), "lr": (0.1, 0.001)}
-    assert found.environment == {}
+    assert (found.options, found.environment) == ({"depth": (2, 4), "lr": (0.1, 0.001)}, {})
     assert ("lr", "0.1", "0.001") in found.difference_rows()
-
-
-def test_what_runs_record_themselves_is_no_difference(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / "one", minutes=1.0, lengths=((0, 9),), validations=20)]
-    runs.append(write_run(tmp_path / "two", minutes=2.0, lengths=((0, 18),), validations=19))
+    # What runs record themselves is no difference.
+    runs = [write_run(tmp_path / "three", minutes=1.0, lengths=((0, 9),), validations=20)]
+    runs.append(write_run(tmp_path / "four", minutes=2.0, lengths=((0, 18),), validations=19))
     assert compared(*runs).options == {"minutes": (1.0, 2.0)}
 
 
@@ -60,7 +56,6 @@ def test_results_are_those_of_the_run_folders(tmp_path: Path) -> None:
     found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", images("0010")))
     one, two = found.runs
     predictions = Run(tmp_path / "one").predictions
-    assert predictions is not None
     assert (one.result, one.score) == (0.75, predictions.score)
     assert (one.seconds, one.progress) == (25.0, "2")
     config = Run(tmp_path / "one").model().config
@@ -155,20 +150,14 @@ def test_unfinished_run_has_its_progress_and_no_result(tmp_path: Path, epochs: i
     assert "two" in found.text()
 
 
-def test_pre_trainings_have_losses_and_no_paired_test(tmp_path: Path) -> None:
-    runs = [
-        write_run(tmp_path / name, task="masked", target=target)
-        for name, target in (("one", "mean_color"), ("two", "pixels"))
-    ]
-    found = compared(*runs)
+def test_pre_trainings_and_validation_images_get_notes(tmp_path: Path) -> None:
+    targets = {"one": "mean_color", "two": "pixels"}
+    found = compared(*(write_run(tmp_path / name, task="masked", target=t) for name, t in targets.items()))
     assert found.results()[0] == ("run", "epochs", "test loss", "training time", "parameters", "MFLOPs")
     assert (found.best, found.paired) == (None, ())
     assert found.notes() == ["Losses of different targets cannot be compared."]
-
-
-def test_accuracy_on_validation_images_gets_a_note(tmp_path: Path) -> None:
-    found = compared(write_run(tmp_path / "one"), write_run(tmp_path / "two", split="val"))
-    assert found.notes() == ["two: measured on the validation images, which also selected the weights."]
+    found = compared(write_run(tmp_path / "three"), write_run(tmp_path / "four", split="val"))
+    assert found.notes() == ["four: measured on the validation images, which also selected the weights."]
     assert "accuracy" in found.results()[0]
 
 
@@ -220,15 +209,12 @@ def test_runs_of_several_classes_are_compared_by_map(tmp_path: Path) -> None:
     assert (found.measure, found.best) == ("mAP", "perfect")
     assert found.summary.startswith("Highest mAP: perfect, 100.00%.")
     predictions = first.predictions
-    assert predictions is not None
-    assert isinstance(predictions.score, LabelScore)
     score = predictions.score
     head, row, _ = found.results()
     cells = dict(zip(head, row, strict=True))
     assert cells["test mAP"] == f"{score.estimates['map'].value:.2%}"
     assert cells["macro F1"] == f"{score.estimates['macro_f1_tuned'].value:.2%}"
     (test,) = found.paired
-    assert test.interval is not None
     assert test.images == 5
     assert test.difference == pytest.approx(score.estimates["map"].value - 1)
     assert test.interval[0] < test.difference < test.interval[1]
@@ -247,12 +233,6 @@ def test_classes_in_another_order_are_the_same_classes(tmp_path: Path) -> None:
     )
     (test,) = compared(*runs).paired
     assert (test.images, test.p, test.difference) == (5, 1.0, 0.0)
-
-
-def test_seeds_of_several_classes_are_averaged_by_map(tmp_path: Path) -> None:
-    found = compared(*(write_label_run(tmp_path / f"{seed}", seed=seed) for seed in (0, 1)))
-    (group,) = found.groups
-    assert group["results"] == [found.runs[0].result] * 2
 
 
 def test_difference_of_maps_is_significant_only_if_it_is_large() -> None:

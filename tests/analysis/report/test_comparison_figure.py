@@ -18,7 +18,6 @@ from vitascope.training.run.run import Run
 
 @pytest.fixture
 def two(tmp_path: Path) -> list[Path]:
-    """Two runs of the same options."""
     return [write_run(tmp_path / name).path for name in ("one", "two")]
 
 
@@ -102,9 +101,7 @@ def test_runs_without_an_epoch_have_a_text_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "comparison.png").exists()
 
 
-def test_places_that_cannot_be_written_or_read_and_a_single_path_are_rejected(
-    two: list[Path], tmp_path: Path
-) -> None:
+def test_places_that_cannot_be_written_or_read_and_a_single_path_are_rejected(two, tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: cannot write there: a file, not a folder"):
         vs.compare(two, out=tmp_path / "file")

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,16 +58,12 @@ RESNET = {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 32}
     ("options", "missing"),
     [
         ({"in_channels": 1, "pool": "mean"}, set()),
-        ({"position_prefix": False, "num_registers": 2, "stem": "overlap"}, set()),
-        ({"positions": "learned_2d", "distillation_token": True}, set()),
         ({"image_size": (16, 32), "positions": "sincos_2d", "pool": "map"}, set()),
         ({"positions": "rotary", "attention": "axial"}, {"positions"}),  # no embedding is added
         ({"positions": "relative", "num_registers": 1, **RESNET}, {"positions", "filters"}),
     ],
 )
-def test_every_figure_is_drawn_and_not_blank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], missing: set[str]
-) -> None:
+def test_every_figure_is_drawn_and_not_blank(tmp_path, monkeypatch, options, missing) -> None:
     for chart in ("draw_curves", "draw_confusion"):  # equal for every model; the ResNet's are drawn
         monkeypatch.setattr(figures, chart, lambda *_, **__: Figure((1, 1), facecolor="black"))
     names = {"curves", "confusion", "predictions", "attention", "positions", "filters"}
@@ -80,9 +75,7 @@ def test_resnet_has_the_figures_that_need_no_attention(tmp_path: Path) -> None:
     assert drawn(tmp_path, model) == {"curves", "confusion", "predictions"}
 
 
-def test_predictions_and_attention_are_drawn_on_the_photographs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predictions_and_attention_are_drawn_on_the_photographs(tmp_path: Path, monkeypatch) -> None:
     grids: list[list[np.ndarray]] = []
     monkeypatch.setattr(plots, "draw_grid", lambda pictures, *_: grids.append(pictures) or Figure())
     drawn(tmp_path, small_model(class_names=NAMES), size=(120, 200), blank=True)
@@ -120,9 +113,7 @@ def drawn(
     return set(made)
 
 
-def test_masked_patches_are_covered_and_framed_in_the_input_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masked_patches_are_covered_and_framed_in_the_input_row(tmp_path: Path, monkeypatch) -> None:
     pixels = np.stack([noise(8, 12, seed=seed).transpose(2, 0, 1) for seed in (1, 2)])
     rows = dict.fromkeys(("image", "given", "predicted"), pixels)
     hidden, replaced, kept = np.zeros((3, 2, 2, 3), dtype=bool)

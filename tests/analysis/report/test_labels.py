@@ -92,22 +92,17 @@ def test_classes_come_worst_first_and_absent_ones_are_counted() -> None:
 
 def test_pairs_show_what_independent_classes_would_share() -> None:
     section = labels._pairs(predictions())
-    assert section["together"] == [
-        ("<a>, b", "1", "0.8", "1.25", "2"),
-        ("b, c", "1", "0.8", "1.25", "0"),
-    ]
+    assert section["together"] == [("<a>, b", "1", "0.8", "1.25", "2"), ("b, c", "1", "0.8", "1.25", "0")]
     assert section["confused"] == [("c", "<a>", "1", "50.0%")]
 
 
 def test_wrong_and_missed_classes_are_ordered_by_confidence_and_named() -> None:
     found, model = predictions(), small_model(class_names=NAMES, num_classes=3)
     wrong = labels._mistakes(found, "wrong", model, None)
-    assert wrong is not None
     assert (wrong["total"], wrong["images"]) == (2, 2)
     assert [entry["mistakes"] for entry in wrong["listed"]] == ["c (70.0%)", "<a> (60.0%)"]
     assert wrong["listed"][1]["true"] == "b (90.0%), c (20.0%)"
     missed = labels._mistakes(found, "missed", model, None)
-    assert missed is not None
     assert [entry["mistakes"] for entry in missed["listed"]] == ["c (20.0%)", "c (60.0%)"]
     assert [entry["predicted"] for entry in missed["listed"]] == ["b (90.0%), <a> (60.0%)", "no class"]
 
@@ -139,15 +134,12 @@ def test_page_shows_the_pictures_of_mistakes_under_attention(monkeypatch: pytest
     ]
 
 
-def test_report_of_a_run_has_the_measures_beside_those_of_a_constant_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_of_a_run_has_the_measures_beside_those_of_a_constant_answer(tmp_path, monkeypatch) -> None:
     leave_empty(monkeypatch, overview, labels, classification, internals)
     run = write_label_run(tmp_path / "run")
     read = Reader(write_report(run).read_text(encoding="utf-8"))
     tiles = [attributes for _, attributes in read.elements if attributes.get("class") == "tile"]
     assert len(tiles) <= 8
-    assert run.predictions is not None
     score = score_of(run.predictions)
     for name in ("map", "micro_map", "macro_f1_tuned", "micro_f1_tuned", "exact"):
         each = score.estimates[name]

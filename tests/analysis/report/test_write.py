@@ -58,12 +58,10 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(made, tmp_path) -> Path:
-    """A copy of the run that tests may change."""
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
 def enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a report treat the tests' few images as enough."""
     monkeypatch.setattr(classification, "FEW", 1)
     monkeypatch.setattr(overview, "FEW", 1)
 
@@ -90,7 +88,6 @@ def read(page: Path) -> Reader:
 
 
 def report_of(run: Path, config: dict[str, str] | None = None, **predictions: object) -> Reader:
-    """The report of a run whose configuration and predictions were changed."""
     file = run / "config.yaml"
     for old, new in (config or {}).items():
         text = file.read_text("utf-8")
@@ -102,7 +99,6 @@ def report_of(run: Path, config: dict[str, str] | None = None, **predictions: ob
 
 
 def answers(run: Path, *, right: bool) -> np.ndarray:
-    """Sure predictions of two classes that are all right or all wrong."""
     labels = Run(run).predictions.labels
     return np.eye(2, dtype=np.float32)[labels if right else 1 - labels]
 
@@ -250,7 +246,7 @@ def test_a_report_of_only_a_few_test_images_says_so_and_shows_no_calibration(run
 
 
 @pytest.mark.parametrize("split", ["test", "val"])
-def test_measures_of_the_images_that_set_them_say_so(tmp_path, split: str, monkeypatch) -> None:
+def test_measures_of_the_images_that_set_them_say_so(tmp_path, split: str, monkeypatch, quick) -> None:
     images = [(str(n), "ab"[n % 2], n % 7 > 0) for n in range(40)]
     run = write_run(tmp_path / "run", images, split=split)
     words = "These images also set the temperature, and the sets or thresholds"
@@ -304,14 +300,12 @@ def test_unfinished_run_shows_its_progress_and_how_to_resume(run, epochs: int) -
 
 @pytest.fixture
 def away(made) -> Iterator[Path]:
-    """The run's data, moved away."""
     (made / "photos").rename(made / "away")
     yield made / "away"
     (made / "away").rename(made / "photos")
 
 
 def rejected(run: Path, capsys, *words: str) -> str:
-    """The one line of a command that leaves the run as it is."""
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert main(["report", str(run), *words]) == 2
     out, err = capsys.readouterr()
@@ -432,9 +426,7 @@ def test_pre_training_shows_hidden_patches_and_no_predictions(made, tmp_path, qu
 @pytest.mark.parametrize(
     "options",
     [
-        {"positions": "rotary", "attention": "axial"},
         {"stem": "resnet", "resnet_layers": (1, 1), "resnet_width": 4, "positions": "relative"},
-        {"patch_size": 1, "image_size": 4},
         {"patch_size": 16, "pool": "mean"},
     ],
 )

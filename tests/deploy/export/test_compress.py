@@ -45,12 +45,10 @@ def test_images_that_decide_what_is_pruned_are_not_measured(tmp_path: Path, monk
     (train,), (test,) = decided, measured
     assert (len(train), len(test), found.measured_on) == (16, 4, "test and val")
     assert not set(train.sources) & set(test.sources)
-    assert found.paired is not None
     assert found.paired.total == 4
 
 
 def label_sets(name: str, count: int, first: int = 0) -> ImageSet:
-    """Pictures of two classes each, one or none."""
     labels = np.array([[place % 2 == 0, place % 3 == 0] for place in range(count)])
     pictures = [noise(32, 32, seed=first + place) for place in range(count)]
     return ImageSet(name, pictures, ClassSets(labels, ("a", "b")))
@@ -65,7 +63,6 @@ def test_model_of_several_labels_is_pruned_by_its_own_loss_and_compared_by_its_p
     found = vs.compress(
         model, tmp_path / "out", heads=1, mlp_ratio=1, data="sets", batch_size=2, device="cpu"
     )
-    assert found.paired is not None
     assert (found.paired.name, found.paired.total) == ("mAP", 9)
     assert ", mAP " in repr(found)
     written = vs.from_pretrained(tmp_path / "out").config

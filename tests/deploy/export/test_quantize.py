@@ -44,13 +44,11 @@ PICTURES = [noise(40, 36, seed=seed) for seed in range(40)]
 
 @pytest.fixture(scope="module")
 def plain(exported_file) -> dict[str, Path]:
-    """Exported files of a small model, by suffix."""
     return {suffix: exported_file(suffix) for suffix in (".onnx", ".xml")}
 
 
 @pytest.fixture(scope="module")
 def labelled(plain: dict[str, Path]) -> ImageSet:
-    """Pictures labelled with the model's predictions: its accuracy is 100%."""
     engine = OnnxEngine(plain[".onnx"])
     labels = (
         engine.predict([engine.pixels(picture) for picture in PICTURES]).probabilities.argmax(dim=1).numpy()
@@ -241,9 +239,7 @@ def test_calibration_picture_and_original_have_nearly_the_same_logits(plain) -> 
     assert float((own - seen).abs().max()) < 0.05 * float(own.abs().max())
 
 
-def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
-    plain, labelled, tmp_path: Path
-) -> None:
+def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(plain, labelled, tmp_path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     engine = OnnxEngine(plain[".onnx"])
@@ -261,7 +257,6 @@ def test_unreadable_test_pictures_are_named_and_too_many_are_rejected(
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of class folders."""
     return write_tree(tmp_path_factory.mktemp("data"), dict.fromkeys(NAMES, 10), size=(32, 32))
 
 

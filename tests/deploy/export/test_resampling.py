@@ -20,7 +20,6 @@ def resized(picture: np.ndarray, preprocess: Preprocess) -> np.ndarray:
 
 
 def distance(picture: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """The difference between Pillow's resize and ours in levels, per pixel."""
     found, wanted = resized(picture, preprocess), preprocess.pixels(picture).astype(np.float32)
     assert found.shape == wanted.shape
     return np.abs(found - wanted)
@@ -67,7 +66,6 @@ def test_resize_to_whole_pixels_with_crop_matches_pillow(
 
 
 def in_integers(fit: Preprocess, height: int, width: int) -> tuple[int, ...]:
-    """Without the ties that timm's floats round the other way."""
     found = WholePixels(fit).resized_hw(torch.tensor(height), torch.tensor(width))
     return tuple(int(side) for side in found)
 

@@ -11,8 +11,6 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
 class Elements(HTMLParser):
-    """The elements of a document, and the text of its scripts by their id or type."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []

@@ -53,18 +53,14 @@ def test_only_matrices_of_a_copy_are_rounded() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_number_too_large_for_float16_is_rejected() -> None:
-    model = small_model()
+def test_weights_that_are_not_finite_or_too_large_are_rejected() -> None:
+    for name in ("encoder.blocks.0.mlp.fc1.weight", "norm.bias", "class_token"):
+        model = small_model()
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[0] = torch.nan
+        with pytest.raises(UserError, match=f"{re.escape(name)} has NaN or infinity"):
+            rounded(model, "fp16")
     with torch.no_grad():
-        model.encoder.blocks[0].mlp.fc1.weight[0, 0] = 1e5
+        (model := small_model()).encoder.blocks[0].mlp.fc1.weight[0, 0] = 1e5
     with pytest.raises(UserError, match="too large for float16: use weights int8"):
-        rounded(model, "fp16")
-
-
-@pytest.mark.parametrize("name", ["encoder.blocks.0.mlp.fc1.weight", "norm.bias", "class_token"])
-def test_weights_that_are_not_finite_are_rejected(name: str) -> None:
-    model = small_model()
-    with torch.no_grad():
-        model.get_parameter(name).view(-1)[0] = torch.nan
-    with pytest.raises(UserError, match=f"{re.escape(name)} has NaN or infinity"):
         rounded(model, "fp16")

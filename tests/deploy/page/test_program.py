@@ -28,7 +28,6 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="the page's
 
 
 def held(options: dict[str, Any]) -> bool:
-    """Whether a page holds a small model with these options."""
     try:
         check_held(small_model(**options))
     except UserError:
@@ -67,7 +66,6 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def class_map(engine: TorchEngine, picture: np.ndarray, method: str, target: int) -> torch.Tensor:
-    """The server's map of a class."""
     return load(pack_heatmap(engine, engine.pixels(picture), method, target))["heatmaps"].flatten()
 
 

@@ -25,7 +25,6 @@ def samples(
     tests: ImageSet | None = None,
     names: tuple[str, ...] = ("a", "b"),
 ) -> Samples:
-    """The samples of a model with these classes."""
     model = small_model(class_names=names, num_classes=len(names))
     return choose_samples(given, TorchEngine(model, precision="fp32", device="cpu"), lambda: tests)
 

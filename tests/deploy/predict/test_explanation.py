@@ -12,7 +12,7 @@ from vitascope.models.vit import VisionTransformer
 
 GRIDS = {"wide": (3, 8), "tall": (8, 3)}
 """Patches of 4 pixels."""
-CORNERS = [(0, -1), (-1, 0)]
+CORNERS = {"wide": (0, -1), "tall": (-1, 0)}
 
 
 @torch.no_grad()
@@ -57,8 +57,7 @@ def marked(side: tuple[int, int], top: int, left: int, size: int) -> np.ndarray:
     return pixels
 
 
-@pytest.mark.parametrize("corner", CORNERS)
-@pytest.mark.parametrize("shape", GRIDS)
+@pytest.mark.parametrize(("shape", "corner"), CORNERS.items())
 @pytest.mark.parametrize("method", METHODS)
 def test_a_light_mark_in_a_corner_of_a_picture_that_is_not_square_is_found_there(
     method: str, shape: str, corner: tuple[int, int]

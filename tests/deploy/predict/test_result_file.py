@@ -68,7 +68,6 @@ def predict(
 
 
 def stopping(parts: Parts, task: PartTask, wanted: Sequence[int]) -> Iterator[PartDone]:
-    """Computes the first part, and is interrupted."""
     yield from parts.compute(task, engine_of(), wanted[:1])
     raise KeyboardInterrupt
 
@@ -77,9 +76,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text("utf-8").splitlines()]
 
 
-def test_each_picture_has_a_line_in_order_and_unreadable_ones_a_reason(
-    engine: Engine, folder: Path, tmp_path: Path
-) -> None:
+def test_each_picture_has_a_line_in_order_and_unreadable_ones_a_reason(engine, folder, tmp_path) -> None:
     out = tmp_path / "o.jsonl"
     task = PredictTask(batch_size=2, workers=1)
     faults, now = predict_to_file(out, engine, task, loop_of(engine), [str(folder)], find_images([folder]))
@@ -94,9 +91,7 @@ def test_each_picture_has_a_line_in_order_and_unreadable_ones_a_reason(
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", PARQUET])
-def test_interrupted_job_is_resumed_to_the_same_file(
-    suffix: str, engine: Engine, folder: Path, tmp_path: Path
-) -> None:
+def test_interrupted_job_is_resumed_to_the_same_file(suffix: str, engine, folder, tmp_path) -> None:
     out, whole = tmp_path / f"o{suffix}", tmp_path / f"whole{suffix}"
     predict(engine, folder, whole)
     with pytest.raises(KeyboardInterrupt):
@@ -114,9 +109,15 @@ def test_interrupted_job_is_resumed_to_the_same_file(
         predict(engine, folder, out)
 
 
-@pytest.mark.parametrize(
-    ("other", "options", "message"),
-    [
+@pytest.mark.parametrize("finished", [False, True])
+def test_job_is_resumed_with_the_same_options_alone(finished: bool, engine, folder, tmp_path) -> None:
+    out = tmp_path / "o.jsonl"
+    if finished:
+        predict(engine, folder, out)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            predict(engine, folder, out, stopping)
+    cases: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
         ({}, {"selection": ClassSelection(3)}, "top_k was 5, not 3"),
         ({}, {"probabilities": True}, "probabilities was False, not True"),
         ({"seed": 1}, {}, "its model gave class"),
@@ -124,26 +125,10 @@ def test_interrupted_job_is_resumed_to_the_same_file(
         ({"names": NAMES[:4]}, {}, "num_classes was 5, not 4"),
         ({"crop_pct": 0.5}, {}, "crop_pct was 1.0, not 0.5"),
         ({"views": 2}, {}, "views was 1, not 2"),
-    ],
-)
-@pytest.mark.parametrize("finished", [False, True])
-def test_job_is_resumed_with_the_same_options_alone(
-    other: dict[str, Any],
-    options: dict,
-    message: str,
-    finished: bool,
-    engine: Engine,
-    folder: Path,
-    tmp_path: Path,
-) -> None:
-    out = tmp_path / "o.jsonl"
-    if finished:
-        predict(engine, folder, out)
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            predict(engine, folder, out, stopping)
-    with pytest.raises(UserError, match=message):
-        predict(engine_of(**other), folder, out, resume=True, **options)
+    )
+    for other, options, message in cases:
+        with pytest.raises(UserError, match=message):
+            predict(engine_of(**other), folder, out, resume=True, **options)
     with pytest.raises(UserError, match=f"the images were {folder}, not {folder}/a"):
         predict(engine, folder / "a", out, resume=True)
     assert predict(engine, folder, out, resume=True) == (11, 1, 0 if finished else 7)
@@ -157,46 +142,29 @@ def test_thresholds_belong_to_the_job(tmp_path: Path) -> None:
         predict(engine, tmp_path / "a.png", tmp_path / "o.csv", **other)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"test_answers": [[1]] * 16},
-        {"test_answers": [[99, 0.5]] * 16},
-        {"test_answers": [[0, "half"]] * 16},
-        {"class_names": 5},
-        {"preprocess": None},
-        {"tally": {"pictures": 3}},
-        None,
-    ],
-)
-def test_broken_fingerprint_is_one_clear_line(
-    damage: Any, engine: Engine, folder: Path, tmp_path: Path
-) -> None:
-    predict(engine, folder, tmp_path / "o.jsonl")
-    beside = tmp_path / "o.jsonl.fingerprint.json"
-    beside.write_text(json.dumps(json.loads(beside.read_text()) | damage) if damage else "[]")
-    with pytest.raises(UserError, match=r"o\.jsonl: its fingerprint is broken.*; choose another file"):
-        predict(engine, folder, tmp_path / "o.jsonl", resume=True)
-    beside.unlink()
-    with pytest.raises(UserError, match=r"o\.jsonl: its fingerprint is broken or missing; choose"):
-        predict(engine, folder, tmp_path / "o.jsonl", resume=True)
-
-
-def test_fingerprint_of_another_version_is_one_clear_line(
-    engine: Engine, folder: Path, tmp_path: Path
-) -> None:
-    predict(engine, folder, tmp_path / "o.jsonl")
-    beside = tmp_path / "o.jsonl.fingerprint.json"
+def test_broken_fingerprint_is_one_clear_line(engine: Engine, folder: Path, tmp_path: Path) -> None:
+    out, beside = tmp_path / "o.jsonl", tmp_path / "o.jsonl.fingerprint.json"
+    predict(engine, folder, out)
     known = json.loads(beside.read_text())
-    del known["views"]  # as in files of version 0.2.0
-    beside.write_text(json.dumps(known))
-    with pytest.raises(UserError, match="is broken, or of another version; choose another file"):
-        predict(engine, folder, tmp_path / "o.jsonl", resume=True)
+    damages = (
+        *({"test_answers": [answer] * 16} for answer in ([1], [99, 0.5], [0, "half"])),
+        *({"class_names": 5}, {"preprocess": None}, {"tally": {"pictures": 3}}),
+    )
+    texts = [json.dumps(known | damage) for damage in damages]
+    texts.append(json.dumps({name: value for name, value in known.items() if name != "views"}))  # of 0.2.0
+    for text in (*texts, "[]"):
+        beside.write_text(text)
+        with pytest.raises(UserError, match=r"o\.jsonl: its fingerprint is broken.*; choose another file"):
+            predict(engine, folder, out, resume=True)
+    beside.unlink()
+    (tmp_path / "d.jsonl").mkdir()
+    for path in (out, tmp_path / "d.jsonl"):  # and a folder of the file's name
+        with pytest.raises(UserError, match=r"its fingerprint is broken or missing; choose"):
+            predict(engine, folder, path, resume=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"d.jsonl", "o.jsonl"}
 
 
-def test_pictures_that_came_later_are_warned_of(
-    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pictures_that_came_later_are_warned_of(engine: Engine, tmp_path: Path, caplog) -> None:
     folder, out = write_tree(tmp_path / "pictures", {"b": 5}), tmp_path / "o.jsonl"
     with pytest.raises(KeyboardInterrupt):
         predict(engine, folder, out, stopping)
@@ -230,24 +198,13 @@ def test_lines_with_an_error_are_known_whatever_stands_in_names(tmp_path: Path) 
     assert predict(engine, folder, tmp_path / "o.jsonl", probabilities=True) == (2, 0, 2)
 
 
-def test_folder_with_the_name_of_the_file_is_rejected(engine: Engine, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"d\.jsonl: its fingerprint is broken or missing"):
-        predict(engine, folder, tmp_path / "d.jsonl", resume=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["d.jsonl"]
-
-
-def test_parquet_without_its_library_is_rejected(
-    engine: Engine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_without_its_library_is_rejected(engine, folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'vitascope\[parquet\]'"):
         predict(engine, folder, tmp_path / "o.parquet")
 
 
-def test_full_disk_is_reported_with_advice(
-    engine: Engine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_reported_with_advice(engine: Engine, folder: Path, tmp_path: Path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -12,7 +12,6 @@ from vitascope.models.engines.engine import TorchEngine
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
@@ -27,7 +26,6 @@ def engine() -> TorchEngine:
 
 @pytest.fixture(scope="module", autouse=True)
 def decode_in_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Decode in threads, except in the tests of decoding."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.module.__name__.endswith("test_decoder_pool"):
             patch.setattr("vitascope.deploy.server.service.DecoderPool", DecodersInThreads)

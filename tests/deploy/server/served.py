@@ -82,7 +82,6 @@ class HeldEngine(Engine):
         return [brightness for batch in self.batches for brightness in batch]
 
     def hold(self) -> None:
-        """Block computation from now on."""
         self.begun.clear()
         self.go.clear()
 
@@ -107,7 +106,6 @@ def torch_engine(**options: Any) -> TorchEngine:
 
 
 def grey(brightness: int) -> bytes:
-    """A picture of one brightness."""
     return encoded(np.full((4, 4), brightness, dtype=np.uint8))
 
 
@@ -116,8 +114,6 @@ def picture(seed: int = 0) -> bytes:
 
 
 class Client(httpx.AsyncClient):
-    """A client of a server in this process."""
-
     def __init__(self, app: FastAPI) -> None:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         super().__init__(transport=transport, base_url="http://127.0.0.1", timeout=PATIENCE)
@@ -127,14 +123,12 @@ class Client(httpx.AsyncClient):
         return asyncio.ensure_future(self.post("/v1/predict", content=content, **options))
 
     async def holding(self, engine: HeldEngine) -> asyncio.Task[httpx.Response]:
-        """Start a prediction of brightness 1 and return while the engine is computing it."""
         engine.hold()
         first = self.predict(grey(1))
         assert await asyncio.to_thread(engine.begun.wait, PATIENCE)
         return first
 
     async def counted(self, name: str) -> float:
-        """A metric of /metrics, summed over its labels."""
         lines = (await self.get("/metrics")).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
@@ -190,14 +184,12 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def advance(seconds: float) -> None:
-    """Let time pass on the event loop's clock: deadlines pass at a known point, on any machine."""
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]
 
 
 def play(story: Awaitable[Any]) -> None:
-    """Run a test's coroutine."""
 
     async def run() -> None:
         await story
@@ -206,7 +198,6 @@ def play(story: Awaitable[Any]) -> None:
 
 
 def refusal(response: httpx.Response, status: int) -> str:
-    """Check a response's status and return its error message."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     (reason,) = response.json().values()

@@ -141,9 +141,7 @@ async def test_shed_prediction_has_the_same_429_as_the_routes(monkeypatch: pytes
         assert "saturated" in refusal(await client.get("/readyz"), 503)
 
 
-async def test_other_requests_succeed_on_the_connection_while_shedding_which_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_other_requests_succeed_on_the_connection_while_shedding_which_ends(monkeypatch) -> None:
     async with full(monkeypatch) as (client, app, engine):
         for content, headers in ((bytes(300_000), {}), (grey(2), {"Connection": "close"})):  # discarded
             answer = await client.post("/v1/predict", content=content, headers=headers)

@@ -36,7 +36,6 @@ def images_of(engine: TorchEngine, pixels: Pixels) -> torch.Tensor:
 
 
 def unpacked(content: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors and metadata, read by safetensors."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     return load(content), json.loads(header["__metadata__"]["explorer"])
@@ -46,7 +45,6 @@ def truth_of(model: VisionTransformer, images: torch.Tensor) -> torch.Tensor:
     """Every layer's attention, (L, H, T, T)."""
     with torch.no_grad():
         traced = model.trace(images, attention=True).attention
-    assert traced is not None
     return torch.cat(traced)
 
 
@@ -113,9 +111,7 @@ def test_pixels_that_the_model_cuts_are_left_out() -> None:
         ({"pool": "cls_mean"}, ["class token"], "class token and all patches", True),
     ],
 )
-def test_tokens_have_their_names_in_the_order_of_the_sequence(
-    options: dict[str, Any], tokens: list[str], reads: str, last: bool
-) -> None:
+def test_tokens_have_their_names_in_the_order_of_the_sequence(options, tokens, reads, last) -> None:
     model = small_model(**options)
     inside = unpacked(pack_picture(engine_of(model), picture(model)))[1]["inside"]
     assert inside["tokens"] == tokens
@@ -168,9 +164,6 @@ def test_single_layer_can_be_requested(head: Any) -> None:
             pack_attention(engine, pixels, *missing)
 
 
-# Class maps
-
-
 # Models without attention
 
 
@@ -188,8 +181,6 @@ def test_resnet_has_class_maps_and_the_reason_for_no_attention() -> None:
 
 
 class Exported(Engine):
-    """An engine of another runtime."""
-
     def __init__(self) -> None:
         self.preprocess = Preprocess(image_size=(8, 8))
         self.class_names = ("a", "b")

@@ -38,8 +38,6 @@ class Held:
 
 
 class Scene:
-    """A running batcher whose thread is blocked in a batch of one item, 0."""
-
     def __init__(self, capacity: int, max_batch: int) -> None:
         self.model = Held()
         self.batcher, self.work = Batcher(lambda *_: None), Work("double", self.model, max_batch)
@@ -52,11 +50,9 @@ class Scene:
         return asyncio.ensure_future(self.batcher.submit(work or self.work, item, deadline=deadline))
 
     def begin(self, deadline: float) -> None:
-        """Admit a request of work before its body is read."""
         self.admission.admit(Room(), Room(requests=1), work=self.work, deadline=deadline)
 
     async def queued(self, *items: int) -> list[asyncio.Task[Outcome]]:
-        """Queue items behind the blocked batch."""
         tasks = [self.ask(item) for item in items]
         await turns()
         return tasks

@@ -58,7 +58,6 @@ def soon(seconds: float = PATIENCE) -> float:
 
 
 async def late(found: DecoderPool) -> asyncio.Future[Pixels]:
-    """A picture whose deadline passes while it is decoded."""
     decoding = asyncio.ensure_future(found.decode(ENDLESS, deadline=soon()))
     await until(lambda: len(found.running) == 1)
     advance(PATIENCE)
@@ -113,7 +112,6 @@ def spliced(scans: int) -> bytes:
 
 
 def run_lengths() -> bytes:
-    """A BMP of Pillow whose header declares run-length encoding."""
     written = bytearray(encoded(np.zeros((8, 8), dtype=np.uint8), "BMP"))
     written[30] = 1
     return bytes(written)
@@ -238,18 +236,16 @@ async def test_small_pictures_are_decoded_first() -> None:
     assert done == [20, 30, 60, 70]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-async def test_process_that_ends_while_it_is_idle_costs_no_picture(number: int) -> None:
+@pytest.mark.parametrize(("number", "seen"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])
+async def test_process_that_ends_while_it_is_idle_costs_no_picture(number: int, seen: bool) -> None:
     async with decoders(count=2) as found:
         await until(lambda: found._idle == 2)
-        for seen in (False, True):
-            await until(lambda: found._idle > 0)
-            before = pids(found)
-            for pid in before:
-                os.kill(pid, number)
-            if seen:
-                await until(lambda before=before: not before & pids(found))
-            assert (await found.decode(grey(7), deadline=soon())).max() == 7
+        before = pids(found)
+        for pid in before:
+            os.kill(pid, number)
+        if seen:
+            await until(lambda: not before & pids(found))
+        assert (await found.decode(grey(7), deadline=soon())).max() == 7
 
 
 async def test_picture_whose_processes_are_killed_gets_503() -> None:

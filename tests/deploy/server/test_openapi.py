@@ -32,7 +32,6 @@ def documented(engine: Any, **options: Any) -> dict[str, Any]:
 
 
 def responses(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every response with its place in the document and its status."""
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             for status, response in operation["responses"].items():

@@ -33,7 +33,6 @@ from vitascope.models.weights.loading import save_pretrained
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny model."""
     return save_pretrained(small_model(class_names=NAMES), tmp_path_factory.mktemp("served") / "model")
 
 
@@ -58,7 +57,6 @@ class Server:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
-        assert self.process.stdout is not None
         self.banner = self.process.stdout.readline()
         self.url = self.banner.partition(" at ")[2].partition(" ")[0]
 
@@ -142,7 +140,6 @@ def test_sigterm_under_load_loses_no_request(model: Path) -> None:
 
 
 def decoders_of(server: Server) -> list[int]:
-    """The server's processes that decode."""
     pid = server.process.pid
     children = [
         int(child)
@@ -153,11 +150,8 @@ def decoders_of(server: Server) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
-@pytest.mark.parametrize(("grace_s", "signals"), [(0.5, 1), (600, 2)])
-def test_decoding_without_end_is_abandoned_after_the_grace_period_or_a_second_signal(
-    model: Path, grace_s: float, signals: int
-) -> None:
-    with served(model, "--grace-s", f"{grace_s}", "--no-access-log") as server:
+def test_decoding_without_end_is_abandoned_after_a_second_signal(model: Path) -> None:
+    with served(model, "--no-access-log") as server:
         while len(decoders := decoders_of(server)) < 2:
             time.sleep(0.01)
         for decoder in decoders:
@@ -166,15 +160,26 @@ def test_decoding_without_end_is_abandoned_after_the_grace_period_or_a_second_si
             waiting = asking.submit(client.post, f"{server.url}/v1/predict", content=picture())
             while "in_flight 1.0" not in get(f"{server.url}/metrics").text:
                 time.sleep(0.01)
-            if signals == 2:
-                server.process.send_signal(signal.SIGTERM)
-                while get(f"{server.url}/readyz").status_code != 503:
-                    time.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+            while get(f"{server.url}/readyz").status_code != 503:
+                time.sleep(0.01)
             status, err = server.end(signal.SIGHUP)
             with contextlib.suppress(httpx.TransportError):
                 assert waiting.result().status_code >= 500
         assert (status, err) == (0, "vitascope: stopped; requests unanswered: 1\n")
         assert not any(Path(f"/proc/{decoder}").exists() for decoder in decoders)
+
+
+async def test_request_that_does_not_end_is_abandoned_after_the_grace_period() -> None:
+    engine = HeldEngine()
+    async with listening(engine, grace_s=0.0) as (server, address):
+        engine.hold()
+        async with connected(address, prediction(1)) as waiting:
+            await until(lambda: server._service.admission.taken.requests == 1)
+            server.handle_exit(signal.SIGTERM, None)
+            answer = await asyncio.wait_for(waiting.read(), PATIENCE)
+            assert not answer.startswith(b"HTTP/1.1 200")
+            assert not engine.go.is_set()
 
 
 def test_workers_share_a_port_and_metrics_are_replaced_and_stop_together(model: Path) -> None:
@@ -232,7 +237,6 @@ ASK = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def connected(address: tuple[str, int], *sent: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """Send bytes over a connection and return the response."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         for part in sent:
@@ -286,9 +290,7 @@ async def test_connection_whose_response_is_not_read_is_closed() -> None:
             await until(lambda: not server.connections)
 
 
-async def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(
-    caplog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_half_open_connections_beyond_the_limit_are_closed_for_new_ones(caplog, monkeypatch) -> None:
     monkeypatch.setattr(http_server, "WARNING_INTERVAL", 600.0)
     async with contextlib.AsyncExitStack() as stack:
         server, address = await stack.enter_async_context(listening(HeldEngine(), max_connections=8))
@@ -318,9 +320,7 @@ async def test_connection_beyond_the_limit_is_rejected_while_all_others_are_busy
             assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
 
 
-async def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
-    caplog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(caplog, monkeypatch) -> None:
     monkeypatch.setattr(http_server, "ACCEPT_PAUSE", 0.0)
     monkeypatch.setattr(http_server, "WARNING_INTERVAL", 600.0)
     failures = 0
@@ -346,13 +346,11 @@ async def test_lack_of_file_descriptors_is_logged_rarely_and_recovers(
 
 
 def prediction(brightness: int) -> bytes:
-    """A request as bytes."""
     body = grey(brightness)
     return b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 async def answered(server: HTTPServer, address: tuple[str, int], *parts: bytes) -> bytes:
-    """All that the server answers to parts, each of which it gets in one read."""
     async with connected(address) as reader:
         await until(lambda: any(one.transport for one in server.connections))
         (connection,) = server.connections
@@ -408,7 +406,6 @@ async def test_trailers_are_within_the_limit_of_a_head_and_do_not_become_headers
 
 @contextlib.asynccontextmanager
 async def half_closed(address: tuple[str, int], sent: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """Send bytes, end this side of the connection, and return the response."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(sent)
     writer.write_eof()
@@ -434,22 +431,6 @@ async def test_client_that_ends_its_side_gets_the_answer_and_one_that_leaves_is_
         async with half_closed(address, prediction(1)[:-1]) as waiting:
             assert await waiting.read() == b""
         await until(lambda: not server.connections)
-    assert 2 not in engine.computed()
-
-
-async def test_client_that_leaves_while_its_request_waits_is_noticed() -> None:
-    engine = HeldEngine()
-    async with listening(engine) as (server, address):
-        engine.hold()
-        async with connected(address, prediction(1)) as first:
-            assert await asyncio.to_thread(engine.begun.wait, PATIENCE)
-            async with connected(address, prediction(2)):
-                await until(lambda: server._service.admission.taken.requests == 2)
-            await until(lambda: server._service.admission.taken.requests == 1)
-            engine.go.set()
-            assert (await first.readline()) == b"HTTP/1.1 200 OK\r\n"
-        async with connected(address, prediction(3)) as last:
-            assert (await last.readline()) == b"HTTP/1.1 200 OK\r\n"
     assert 2 not in engine.computed()
 
 
@@ -495,23 +476,16 @@ def test_link_has_the_token_on_a_terminal_only_and_an_open_server_advises_one(
     assert "--token-file or VITASCOPE_TOKEN" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("variable", "workers", "threads"),
-    [(None, 1, 4), (None, 3, 1), ("1", 1, 1), ("3", 1, 3), ("8,2", 1, 4), (" 1 ", 1, 1), ("many", 1, 4)],
-)
-def test_threads_are_at_most_those_of_the_environment_and_a_share_of_the_cores(
-    variable: str | None, workers: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_at_most_those_of_the_environment_and_a_share_of_the_cores(monkeypatch) -> None:
     monkeypatch.setattr("vitascope.deploy.server.server.usable_cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if variable is not None:
+    assert (threads_per_model(1), threads_per_model(3)) == (4, 1)
+    for variable, threads in (("1", 1), ("3", 3), ("8,2", 4), (" 1 ", 1), ("many", 4)):
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    assert threads_per_model(workers) == threads
+        assert threads_per_model(1) == threads
 
 
-def test_token_is_read_from_a_file_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("VITASCOPE_TOKEN", raising=False)
     assert read_token(Settings()) is None
     monkeypatch.setenv("VITASCOPE_TOKEN", " from-outside\n")

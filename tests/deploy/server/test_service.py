@@ -61,9 +61,7 @@ async def test_request_that_expires_in_the_queue_is_a_504_and_never_computed() -
     assert engine.computed() == [1]
 
 
-async def test_waiting_for_the_event_loop_counts_against_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_waiting_for_the_event_loop_counts_against_the_deadline(monkeypatch) -> None:
     monkeypatch.setattr("vitascope.deploy.server.service.LAG_INTERVAL", 1000.0)
     async with serving(HeldEngine(), deadline_ms=300_000, **ALL) as client:
         service = client.app.state.service
@@ -187,9 +185,7 @@ EXPLAINED = ("/v1/explain?method=occlusion", "/v1/heatmap?method=integrated-grad
 
 
 @pytest.mark.parametrize("path", EXPLAINED)
-async def test_prediction_runs_between_the_passes_of_an_explanation(
-    engine: TorchEngine, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prediction_runs_between_the_passes_of_an_explanation(engine, path: str, monkeypatch) -> None:
     async with serving(engine) as client:
         passes = Passes(engine, monkeypatch)
         explaining = asyncio.ensure_future(client.post(path, content=picture()))
@@ -203,9 +199,7 @@ async def test_prediction_runs_between_the_passes_of_an_explanation(
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/explain", "/v1/attention", "/v1/heatmap?target=1"])
-async def test_small_models_compute_in_one_thread(
-    engine: TorchEngine, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_small_models_compute_in_one_thread(engine: TorchEngine, path: str, monkeypatch) -> None:
     threads: list[int] = []
     embed = engine.model.embed
 
@@ -224,9 +218,7 @@ async def test_small_models_compute_in_one_thread(
         model_thread.submit(torch.set_num_threads, usual).result()
 
 
-async def test_explanation_ends_when_its_client_disconnects(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_explanation_ends_when_its_client_disconnects(engine: TorchEngine, monkeypatch) -> None:
     async with serving(engine) as client:
         passes = Passes(engine, monkeypatch)
         leaver = Sender(client.app)

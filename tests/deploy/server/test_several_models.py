@@ -55,17 +55,14 @@ BY_NAME: dict[str, tuple[str, Any, Callable[[Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "body", "label"), BY_NAME.values(), ids=BY_NAME)
-async def test_each_model_answers_under_its_name_in_every_protocol(
-    models: dict[str, Any], path: str, body: Any, label: Callable[[Any], str]
-) -> None:
-    content: dict[str, Any] = {"content": picture()} if body is None else {"json": body}
+async def test_each_model_answers_under_its_name_in_every_protocol(models: dict[str, Any]) -> None:
     async with serving(models, **ALL) as client:
-        for name, classes in (("trees", OTHERS), ("insects", models["insects"].class_names)):
-            answer = await client.post(path.replace("trees", name), **content)
-            assert label(answer.json()) in classes
-        answer = await client.post(path.replace("trees", "moss"), **content)
-        assert answer.status_code == 404
+        for path, body, label in BY_NAME.values():
+            content: dict[str, Any] = {"content": picture()} if body is None else {"json": body}
+            for name, classes in (("trees", OTHERS), ("insects", models["insects"].class_names)):
+                answer = await client.post(path.replace("trees", name), **content)
+                assert label(answer.json()) in classes
+            assert (await client.post(path.replace("trees", "moss"), **content)).status_code == 404
         first = (await client.post("/v1/predict", content=picture())).json()
         assert first["predictions"][0]["label"] in models["insects"].class_names
 
@@ -106,9 +103,7 @@ async def test_queue_and_bodies_are_bounded_together(engine: TorchEngine) -> Non
         assert service.admission.taken == Room()  # of all models
 
 
-async def test_server_is_ready_when_all_models_are_and_ends_if_one_cannot_be_loaded(
-    engine: TorchEngine,
-) -> None:
+async def test_server_is_ready_when_all_models_are_and_ends_if_one_cannot_be_loaded(engine) -> None:
     def missing() -> Any:
         raise UserError("no such model")
 

@@ -14,7 +14,7 @@ from vitascope.analysis.explain.faithfulness.compare import RANDOM_MAPS, Heatmap
 from vitascope.analysis.explain.faithfulness.perturbation import blur, impute
 from vitascope.analysis.explain.faithfulness.results import Comparison, Scores
 from vitascope.analysis.explain.heatmaps import cell_of_pixels
-from vitascope.analysis.explain.targets import ClassDifference, ClassScore, FeatureCosine, Target
+from vitascope.analysis.explain.targets import ClassDifference, FeatureCosine, Target
 from vitascope.errors import UserError
 from vitascope.explain import attention
 from vitascope.models.vision_model import VisionModel
@@ -45,7 +45,6 @@ class LinearModel(VisionTransformer):
         return (rows[:, None] * self.config.grid[1] + columns).numpy()
 
     def images(self, count: int, seed: int = 1) -> Tensor:
-        """Images with strong evidence in some cells, and little in the rest."""
         strength = random_images(count, 1, *self.config.grid, seed=seed + 1) * 0.8
         cells = torch.from_numpy(self.cells())
         return strength.flatten(2)[:, :, cells] * (
@@ -55,8 +54,6 @@ class LinearModel(VisionTransformer):
 
 def evidence_map(model: VisionModel, images: Tensor, target: Target) -> Tensor:
     """The true contributions of a `LinearModel`, for class 1 or against it."""
-    assert isinstance(model, LinearModel)
-    assert isinstance(target, ClassScore)
     sign = 1 if int(target.classes) == 1 else -1
     return torch.from_numpy(sign * model.evidence(images[0])).reshape(1, *model.config.grid)
 
@@ -66,7 +63,6 @@ def reversed_map(model: VisionModel, images: Tensor, target: Target) -> Tensor:
 
 
 def constant_map(model: VisionModel, images: Tensor, target: Target) -> Tensor:
-    assert isinstance(model, VisionTransformer)
     return torch.ones(1, *model.grid_of(images))
 
 
@@ -91,9 +87,7 @@ GRIDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", GRIDS.values(), ids=GRIDS)
-def test_scores_of_a_linear_model_equal_its_sums(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_of_a_linear_model_equal_its_sums(options: dict[str, Any], monkeypatch) -> None:
     monkeypatch.setattr(perturbation, "NOISE", 0.0)
     model = LinearModel(**options)
     images, N = model.images(3), math.prod(model.config.grid)
@@ -183,7 +177,6 @@ def test_class_is_predicted_from_the_original_image() -> None:
     asked = []
 
     def method(model: VisionModel, images: Tensor, target: Target) -> Tensor:
-        assert isinstance(target, ClassScore)
         assert images.shape == (1, 3, 32, 32)
         asked.append(target.classes.tolist())
         return evidence_map(model, images, target)

@@ -1,7 +1,5 @@
 """The evidence for one map, on a model that is linear in its image, and against `compare`."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -40,17 +38,17 @@ def test_curve_is_that_of_deletion() -> None:
 
 
 def test_p_values_of_maps_that_know_nothing_are_uniform() -> None:
-    """At most a share a of them is at most a, but for chance: 60 maps, half of them at 0.5."""
+    """At most a share a of them is at most a, but for chance: 40 maps, half of them at 0.5."""
     model = LinearModel()
     image, rng = model.images(1), np.random.default_rng(3)
     values = np.array(
         [
             explain.evidence(model, image, rng.normal(size=(4, 4)), 1, maps=19, steps=4, seed=seed).p
-            for seed in range(60)
+            for seed in range(40)
         ]
     )
-    assert abs((values <= 0.5).sum() - 30) < 4 * (60 / 4) ** 0.5
-    assert (values <= 0.05).sum() < 12
+    assert abs((values <= 0.5).sum() - 20) < 4 * (40 / 4) ** 0.5
+    assert (values <= 0.05).sum() < 9
 
 
 def test_figure_has_the_curve_beside_the_map_and_the_p_value_in_its_title() -> None:
@@ -61,23 +59,17 @@ def test_figure_has_the_curve_beside_the_map_and_the_p_value_in_its_title() -> N
     assert len(explain.draw(model_with_preprocess(), PICTURES[0], "rollout").axes) == len(figure.axes) - 1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_invalid_requests_are_rejected() -> None:
+    for change, message in (
         ({"image": random_images(2, 3, 32, 32)}, "measured on one image, not 2"),
         ({"heatmap": torch.ones(1, 4, 5)}, r"finite values \(1, 4, 4\), and this one is \(1, 4, 5\)"),
         ({"heatmap": torch.full((4, 4), torch.nan)}, "finite values"),
         ({"target": FeatureCosine(torch.ones(1, 16))}, "not a FeatureCosine"),
         ({"maps": 0}, "maps must be at least 1, not 0"),
-    ],
-)
-def test_invalid_requests_are_rejected(change: dict[str, Any], message: str) -> None:
-    asked = {"image": random_images(1, 3, 32, 32), "heatmap": torch.ones(4, 4)} | change
-    with pytest.raises(UserError, match=message):
-        explain.evidence(LinearModel(), **asked)
-
-
-def test_figure_of_several_pictures_or_of_no_heatmap_has_no_evidence() -> None:
+    ):
+        asked = {"image": random_images(1, 3, 32, 32), "heatmap": torch.ones(4, 4)} | change
+        with pytest.raises(UserError, match=message):
+            explain.evidence(LinearModel(), **asked)
     for pictures, method, message in (
         (PICTURES, "rollout", "not 2"),
         (PICTURES[0], "heads", "heads is none"),

@@ -72,7 +72,6 @@ def test_variants_lack_the_cells_given_by_the_order(grid: tuple[int, int], size:
             if N - round(share * N) == count:  # the least relevant remain
                 assert torch.equal(least[:, gone], image[:, gone])
                 assert not torch.equal(least[:, ~gone], image[:, ~gone])
-    assert noise is not None
     assert 0.5 * NOISE < noise.std() < 2 * NOISE
 
 
@@ -86,11 +85,11 @@ def test_variants_are_the_same_under_autocast() -> None:
     assert all(torch.equal(a, b) for a, b in zip(exact, under, strict=True))
 
 
-@pytest.mark.parametrize(("cells", "steps"), [(64, 10), (7, 7), (7, 5), (196, 16), (9, 1)])
-def test_counts_rise_evenly_from_nothing_to_everything(cells: int, steps: int) -> None:
-    counts = plan(cells, steps).counts
-    assert (counts[0], counts[-1], len(counts)) == (0, cells, steps + 1)
-    assert set(np.diff(counts)) <= {cells // steps, -(-cells // steps)}
+def test_counts_rise_evenly_from_nothing_to_everything() -> None:
+    for cells, steps in ((64, 10), (7, 7), (7, 5), (196, 16), (9, 1)):
+        counts = plan(cells, steps).counts
+        assert (counts[0], counts[-1], len(counts)) == (0, cells, steps + 1)
+        assert set(np.diff(counts)) <= {cells // steps, -(-cells // steps)}
 
 
 def test_shares_remove_at_least_one_cell_and_keep_at_least_one() -> None:
