@@ -3,11 +3,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.models import by_loops, law, law_of_models, random_images, randomize, small_config, small_model
+from tests.models import by_loops, law, random_images, randomize, small_config, small_model
 from vitascope.errors import UserError
 from vitascope.models.attention import rotate
 from vitascope.models.encoder import PatchDropout
@@ -246,20 +246,17 @@ def test_the_relative_bias_of_a_window_is_that_of_the_grid(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@law_of_models
-@given(order=st.permutations(range(12)))
-def test_the_order_of_patches_matters_unless_there_are_no_positions(kind: str, order: list[int]) -> None:
+def test_the_order_of_patches_matters_unless_there_are_no_positions(kind: str) -> None:
     model = small_model(positions=kind, image_size=(24, 32))
     images = random_images(1, 3, 24, 32)
-    shuffled = unpatchify(patchify(images, (8, 8))[:, order], (3, 4), (8, 8))
-    in_order, out_of_order = model(torch.cat([images, shuffled]))
-    moved = (out_of_order - in_order).abs().max()
-    matters = kind != "none" and order != sorted(order)
-    assert (moved > 1e-3) == matters
+    for order in ([1, 0, *range(2, 12)], [*range(4, 12), *range(4)], [*range(11, -1, -1)]):
+        shuffled = unpatchify(patchify(images, (8, 8))[:, order], (3, 4), (8, 8))
+        in_order, out_of_order = model(torch.cat([images, shuffled]))
+        assert ((out_of_order - in_order).abs().max() > 1e-3) == (kind != "none")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@law_of_models
+@settings(law, max_examples=4)
 @given(old=SMALL_GRIDS, new=SMALL_GRIDS, rule=RULE, prefix=st.sampled_from(list(READOUTS)))
 def test_another_grid_on_the_fly_equals_resizing(
     kind: str, old: tuple[int, int], new: tuple[int, int], rule: str, prefix: int
@@ -314,22 +311,17 @@ def test_patches_kept_by_dropout_have_the_rotation_of_the_full_sequence(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_trains_after_predicting_in_inference_mode(kind: str) -> None:
+def test_a_model_runs_on_the_cpu_and_trains_after_the_meta_device_and_inference_mode(kind: str) -> None:
     model, images = small_model(positions=kind, image_size=(16, 88)), random_images(1, 3, 16, 88)
+    with torch.device("meta"):
+        small_model(positions=kind, image_size=(16, 88))(torch.empty(1, 3, 16, 88))
     with torch.inference_mode():
-        model(images)
+        assert model(images).isfinite().all()
     model.train()(images).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_runs_after_another_ran_on_the_meta_device(kind: str) -> None:
-    with torch.device("meta"):
-        small_model(positions=kind, image_size=(16, 104))(torch.empty(1, 3, 16, 104))
-    assert small_model(positions=kind, image_size=(16, 104))(random_images(1, 3, 16, 104)).isfinite().all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sincos_2d", "relative", "rotary", "rotary_axial"])  # that keep tables
 def test_a_model_runs_after_another_was_exported(kind: str) -> None:
     options = {"positions": kind, "image_size": (16, 120), "depth": 1}
     model, images = small_model(**options), random_images(1, 3, 16, 120)

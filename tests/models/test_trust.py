@@ -25,18 +25,17 @@ def answers(count: int, classes: int, seed: int, each: int | None = None) -> tup
     return probabilities[rows], labels[rows]
 
 
-@pytest.mark.parametrize("coverage", [0.9, 0.95])
 @pytest.mark.parametrize("each", [None, PER_CLASS])
-def test_sets_hold_the_right_class_at_the_asked_rate(coverage: float, each: int | None) -> None:
-    held = []
-    for seed in range(500):
+def test_sets_hold_the_right_class_at_the_asked_rate(each: int | None) -> None:
+    held: dict[float, list[list[Tensor]]] = {0.9: [], 0.95: []}
+    for seed in range(200):
         sets = PredictionSets.fitted(*answers(300, 3, 2 * seed, each))
         probabilities, labels = answers(1000, 3, 2 * seed + 1)
-        contained = sets.contain(probabilities, coverage)
-        assert contained is not None
-        hits = contained[torch.arange(len(labels)), labels].float()
-        held.append([hits[labels == k].mean() for k in range(3)] if each else [hits.mean()])
-    np.testing.assert_allclose(np.mean(held, axis=0), coverage, atol=0.01)
+        for coverage, shares in held.items():
+            hits = sets.contain(probabilities, coverage)[torch.arange(len(labels)), labels].float()
+            shares.append([hits[labels == k].mean() for k in range(3)] if each else [hits.mean()])
+    for coverage, shares in held.items():
+        np.testing.assert_allclose(np.mean(shares, axis=0), coverage, atol=0.01)
 
 
 def by_definition(masses: list[float], probabilities: list[float], coverage: float) -> set[int]:
