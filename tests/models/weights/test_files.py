@@ -238,18 +238,15 @@ def test_a_pipe_is_rejected_without_waiting(tmp_path: Path) -> None:
     assert rejection(tmp_path / "model.safetensors") == "a pipe or device, not a file"
 
 
-@pytest.mark.parametrize("loaded", [{"epoch": 3, "model": {"lr": 0.1}}, [torch.ones(1)], torch.ones(1)])
-def test_a_pickle_without_a_state_is_rejected(tmp_path: Path, loaded: object) -> None:
-    torch.save(loaded, tmp_path / "model.pth")
-    assert "no tensors" in rejection(tmp_path / "model.pth")
-
-
-@pytest.mark.parametrize("shard", ["../1.bin", "/etc/passwd", "a/1.bin", "..", "", "C:\\1.bin", 3])
-def test_shards_outside_the_folder_are_rejected(tmp_path: Path, shard: object) -> None:
+def test_a_pickle_without_a_state_and_shards_outside_the_folder_are_rejected(tmp_path: Path) -> None:
+    for loaded in ({"epoch": 3, "model": {"lr": 0.1}}, [torch.ones(1)], torch.ones(1)):
+        torch.save(loaded, tmp_path / "model.pth")
+        assert "no tensors" in rejection(tmp_path / "model.pth")
     torch.save(ONE, tmp_path / "1.bin")
     index = tmp_path / "x.index.json"
-    index.write_text(json.dumps({"weight_map": {"w": shard}}))
-    assert f"shard {shard!r}" in rejection(index)
+    for shard in ("../1.bin", "/etc/passwd", "a/1.bin", "..", "", "C:\\1.bin", 3):
+        index.write_text(json.dumps({"weight_map": {"w": shard}}))
+        assert f"shard {shard!r}" in rejection(index)
 
 
 # --- hostile files
@@ -391,7 +388,7 @@ def test_hostile_files_are_rejected_within_limits_of_memory_and_time(tmp_path: P
         assert reason in line.removeprefix(str(path)), line
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(list(FORMATS)), data=st.data())
 def test_a_damaged_file_is_read_or_rejected(tmp_path: Path, name: str, data: st.DataObject) -> None:
     FORMATS[name](TENSORS, tmp_path / name)
