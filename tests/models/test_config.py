@@ -29,9 +29,6 @@ GROUPS = {
 }
 
 
-# Groups and flat names
-
-
 @law
 @given(valid_configs())
 def test_flat_options_are_those_of_the_groups(config: ViTConfig) -> None:
@@ -95,9 +92,6 @@ def test_repr_shows_the_options_that_differ_from_the_defaults() -> None:
     config = ViTConfig(image_size=32, patch_size=8, pool="mean", norm="post")
     assert repr(config) == "ViTConfig(image_size=(32, 32), patch_size=(8, 8), norm='post', pool='mean')"
     assert len(repr(ViTConfig(num_classes=1000, class_names=[f"class{k}" for k in range(1000)]))) < 120
-
-
-# Sizes
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ def resolved(config: ViTConfig, batch_size: int, device: str = "cpu", precision:
 
 @pytest.fixture
 def units(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str | None:
-    """Pretend that the CPU has these units."""
     present = getattr(request, "param", "AMX")
     monkeypatch.setattr(hardware, "bf16_units", lambda: present)
     return present

@@ -42,9 +42,6 @@ def random_positions(grid: tuple[int, int], prefix: int, seed: int = 0) -> torch
     return random_images(1, prefix + grid[0] * grid[1], 6, seed=seed)
 
 
-# Interpolation
-
-
 @law
 @given(old=GRIDS, new=GRIDS, prefix=PREFIX, rule=RULE)
 def test_resampling_keeps_the_prefix_and_fills_the_new_grid(
@@ -73,9 +70,6 @@ def test_one_column_is_resampled_as_one_row(rule: str, old: tuple[int, int], len
     positions, transposed = image.flatten(2).mT, image.mT.flatten(2).mT
     expected = resample_positions(transposed, old[::-1], (1, length), 0, rule)
     torch.testing.assert_close(resample_positions(positions, old, (length, 1), 0, rule), expected)
-
-
-# The positions that each kind adds, and their tokens
 
 
 @pytest.mark.parametrize("position_prefix", [False, True])
@@ -117,9 +111,6 @@ def test_gradients_reach_the_positions_through_the_interpolation() -> None:
     torch.testing.assert_close(given, torch.tensor([1.0, 2.25, 2.25, 2.25, 2.25]))
 
 
-# Sines and cosines
-
-
 @law
 @given(kind=st.sampled_from(SINCOS), grid=GRIDS, quarter=st.integers(2, 8))
 def test_sincos_positions_follow_the_formulas(kind: str, grid: tuple[int, int], quarter: int) -> None:
@@ -127,9 +118,6 @@ def test_sincos_positions_follow_the_formulas(kind: str, grid: tuple[int, int], 
     table = layer.table(grid)
     assert table.dtype == torch.float32
     np.testing.assert_allclose(table[0].numpy(), by_loops.sincos(kind, grid, 4 * quarter), atol=1e-6)
-
-
-# Rotary
 
 
 def random_qkv(T: int, heads: int, head_dim: int, batch: int = 2) -> torch.Tensor:
@@ -210,9 +198,6 @@ def test_absolute_positions_are_added_beside_relative_or_rotary_ones(kind: str) 
         small_config(positions="learned", absolute="all")
 
 
-# Relative
-
-
 @pytest.mark.parametrize("prefix", READOUTS)
 @law
 @given(grid=SMALL_GRIDS)
@@ -240,9 +225,6 @@ def test_the_relative_bias_of_a_window_is_that_of_the_grid(
         first = [row * grid[1] + column for row in range(height) for column in range(width)]
         tokens = torch.tensor([*range(prefix), *(prefix + number for number in first)])
         assert torch.equal(inside[0], everywhere[:, tokens][:, :, tokens])
-
-
-# In the model
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -48,9 +48,6 @@ def saved(image: Image.Image, path: Path, **options: object) -> Path:
     return path
 
 
-# --- kinds of pictures
-
-
 @pytest.mark.parametrize("orientation", STORED)
 def test_every_exif_orientation_yields_the_same_upright_pixels(tmp_path: Path, orientation: int) -> None:
     upright = noise(6, 9)
@@ -243,9 +240,6 @@ def test_grey_becomes_three_equal_channels_and_colour_luma() -> None:
         np.testing.assert_allclose(pixels, luma, atol=0.51)
 
 
-# --- kinds of sources
-
-
 def test_every_kind_of_source_yields_the_same_pixels(tmp_path: Path) -> None:
     path = write_picture(tmp_path / "a.png", size=(11, 7))
     fit = Preprocess(image_size=(8, 8))
@@ -304,9 +298,6 @@ def test_reading_does_not_modify_the_given_image() -> None:
     Preprocess(image_size=(2, 2)).pixels(image)
     assert image.mode == "RGBA"
     np.testing.assert_array_equal(image, before)
-
-
-# --- geometry
 
 
 @law
@@ -371,9 +362,6 @@ def test_long_strip_is_framed_as_the_model_sees_it(size: tuple[int, int], resize
     assert framed.box == (0, 0, side, side)
 
 
-# --- normalization
-
-
 def test_normalize_scales_bytes_by_255_subtracts_mean_and_divides_by_std() -> None:
     mean, std = (0.1, 0.5, 0.8), (0.2, 0.25, 1.5)
     pixels = noise(4, 5).transpose(2, 0, 1)[None]
@@ -390,9 +378,6 @@ def test_normalize_scales_bytes_by_255_subtracts_mean_and_divides_by_std() -> No
     fit = Preprocess(image_size=(4, 5))
     pixels = torch.from_numpy(noise(4, 5).transpose(2, 0, 1)[None].copy())
     assert torch.equal(fit.normalize(pixels.float() / 255), fit.normalize(pixels))
-
-
-# --- as a value
 
 
 def test_dictionaries_survive_json_and_are_those_that_older_versions_read() -> None:
@@ -454,9 +439,6 @@ def test_invalid_options_are_rejected() -> None:
     for option, value in {"crop_pct": 0.9, "side_rounding": "up"}.items():
         with pytest.raises(UserError, match=option):
             Preprocess(image_size=(8, 8), resize_to=(9, 9), **{option: value})
-
-
-# --- unreadable files
 
 
 def test_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""The configuration of a ResNet: cost, errors and JSON."""
-
 import json
 
 import pytest

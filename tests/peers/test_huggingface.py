@@ -254,7 +254,6 @@ def run(peer: nn.Module, images: Tensor, **asked: Any) -> dict[str, Any]:
 
 
 def in_memory(peer: nn.Module, source: Source) -> Source:
-    """The names that version 5 has in memory."""
     return Source(name="in memory", tensors=peer.state_dict(), config=peer.config.to_dict())
 
 
@@ -435,9 +434,6 @@ def test_name_with_and_without_prefix_is_rejected(tmp_path: Path) -> None:
         FAMILY.before_reading(contract.with_tensors(source, {"layernorm.bias": torch.zeros(48)}))
 
 
-# Settings
-
-
 @pytest.mark.parametrize(
     ("case", "changed", "reason"),
     [
@@ -595,9 +591,6 @@ def test_conversion_to_timm_and_back_is_bitwise(name: str, tmp_path: Path) -> No
     save_pretrained(between, tmp_path / "back", format="huggingface")
     assert torch.equal(load(tmp_path / "back")(images), between(images))
     assert_same_state(load(tmp_path / "back"), ours)
-
-
-# Whose peers need another call
 
 
 @torch.no_grad()

@@ -26,7 +26,6 @@ FAMILY = HuggingFace()
 
 
 def a_picture(width: int, height: int, grain: int = 4) -> Image.Image:
-    """Noise with spots of `grain` pixels."""
     values = np.random.default_rng(0).integers(0, 256, (height // grain, width // grain, 3), dtype=np.uint8)
     return Image.fromarray(values).resize((width, height), Image.Resampling.BICUBIC)
 

@@ -36,9 +36,6 @@ def assert_same(ours: Preprocess, theirs: Any, pictures: list[Image.Image] = PIC
         assert levels.max() < 0.01, (one.size, levels.max())  # float rounding; the smallest step is 1
 
 
-# --- timm
-
-
 def read_timm(told: dict[str, Any], architecture: str = "vit_base") -> Preprocess:
     size = told["input_size"][1:]
     config = ViTConfig.from_dict({"image_size": size, "patch_size": size})
@@ -102,9 +99,6 @@ def test_transparent_pictures_are_on_white_not_as_in_timm() -> None:
     told = {"input_size": (3, 9, 9), "crop_pct": 1.0}
     assert (read_timm(told).pixels(hidden) == 255).all()
     assert timm_transform(told)(hidden.convert("RGB")).max() < 0
-
-
-# --- transformers, on its PIL backend
 
 
 def read_processor(folder: Path, kind: str, **options: Any) -> Preprocess:
@@ -203,9 +197,6 @@ def test_preprocessing_equals_torchvisions_presets(weights: Any) -> None:
     config = named_config("vit_" + name.removeprefix("vit_").replace("_", ""), image_size=size)
     source = Source(name=f"torchvision/{name}", file=weights.url.rsplit("/")[-1], tensors={})
     assert_same(FAMILIES["torchvision"].read_preprocess(source, config), weights.transforms(), PICTURES[:10])
-
-
-# --- after convert
 
 
 def own_folder(folder: Path, fit: Preprocess, **options: Any) -> Path:

@@ -323,9 +323,6 @@ def test_intermediates_equal_timms(case: str, tmp_path: Path) -> None:
             assert relative_error(mine, other) < 1e-5
 
 
-# eva.py and beit.py
-
-
 @pytest.mark.parametrize(
     ("part", "options", "reason"),
     [

@@ -1,5 +1,3 @@
-"""What a feature is: layers and poolings of every kind of model."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -89,9 +89,6 @@ def rejection(path: Path) -> str:
     return message.removeprefix(f"{path}: ")
 
 
-# --- reading saved files
-
-
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.filterwarnings("error")
 def test_every_format_preserves_names_dtypes_and_values(tmp_path: Path, name: str) -> None:
@@ -191,9 +188,6 @@ def test_a_choice_among_several_states_is_logged(
     ]
 
 
-# --- files that are no checkpoints
-
-
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -247,9 +241,6 @@ def test_a_pickle_without_a_state_and_shards_outside_the_folder_are_rejected(tmp
     for shard in ("../1.bin", "/etc/passwd", "a/1.bin", "..", "", "C:\\1.bin", 3):
         index.write_text(json.dumps({"weight_map": {"w": shard}}))
         assert f"shard {shard!r}" in rejection(index)
-
-
-# --- hostile files
 
 
 class Calls:
@@ -400,9 +391,6 @@ def test_a_damaged_file_is_read_or_rejected(tmp_path: Path, name: str, data: st.
     with contextlib.suppress(CheckpointError):  # any other exception is a fault
         for tensor in read_tensors(tmp_path / name).values():
             tensor.clone()  # reads the mapped memory
-
-
-# --- JSON
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 200_000])

@@ -107,14 +107,12 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unplug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the hub unreachable."""
     move_hub("http://127.0.0.1:1", monkeypatch)
 
 
 def cache(
     tmp_path: Path, files: dict[str, bytes], repo_id: str = "o/n", commit: str = OLD, ref: str = "main"
 ) -> Path:
-    """A snapshot in the layout of the hub's cache."""
     folder = tmp_path / "cache" / f"models--{repo_id.replace('/', '--')}"
     snapshot = folder / "snapshots" / commit
     for name, content in files.items():
@@ -143,9 +141,6 @@ def fetch_error(repo_id: str = "o/n", revision: str | None = None) -> str:
 
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-# --- references
 
 
 @pytest.mark.parametrize(
@@ -188,9 +183,6 @@ def test_a_hub_id_is_distinguished_from_a_path(ref: str, expected: bool) -> None
 )
 def test_the_safest_form_of_the_weights_is_chosen(names: list[str], expected: str | None) -> None:
     assert weights_name("o/n", names) == expected
-
-
-# --- fetching from the hub
 
 
 def test_settings_and_one_form_of_the_weights_are_fetched(fake: FakeHub) -> None:
@@ -288,9 +280,6 @@ def test_an_interrupted_download_names_the_older_snapshot_and_keeps_it_usable(
     assert fetch_hub("o/n") == old
 
 
-# --- the cache alone
-
-
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("revision", [None, "main", OLD, OLD[:7]])
 def test_offline_the_cached_revision_is_used(
@@ -349,9 +338,6 @@ def test_an_answer_that_is_not_the_hubs_is_named_or_the_cache_is_used(
     )
     cached = cache(tmp_path, WHOLE)
     assert fetch_hub("o/n") == cached
-
-
-# --- torchvision
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,6 @@ def folder(tmp_path: Path) -> Path:
     return save_pretrained(named_model(), tmp_path / "model")
 
 
-# --- round trip
-
-
 @pytest.mark.parametrize(
     ("build", "options"),
     [
@@ -137,7 +134,6 @@ def test_blocks_that_share_their_weights_are_saved(tmp_path: Path, format: str) 
 def test_an_interrupted_save_leaves_the_old_model_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, moved: int
 ) -> None:
-    """New weights never have the old class names."""
     options = {"embed_dim": 128, "num_heads": 2}
     save_pretrained(small_model(class_names=NAMES, **options), tmp_path, format=format)
     done: list[Path] = []
@@ -208,9 +204,6 @@ def test_a_run_folder_a_model_folder_and_a_file_load_the_model(
     monkeypatch.chdir(tmp_path)
     assert_same_state(from_pretrained(ref), named_model())  # as text, relative
     assert from_pretrained(ref).preprocess.image_size == (32, 32)
-
-
-# --- errors
 
 
 def test_folder_or_file_that_is_no_model_is_rejected(tmp_path: Path) -> None:
@@ -339,9 +332,6 @@ def test_problem_type_says_whether_classes_are_exclusive(tmp_path: Path, format:
     edit_config(tmp_path, problem_type="regression")
     with pytest.raises(CheckpointError, match=r"problem_type 'regression' is not supported.*AutoModel"):
         from_pretrained(tmp_path)
-
-
-# --- starting from weights
 
 
 @pytest.mark.parametrize(
