@@ -323,28 +323,25 @@ def test_intermediates_equal_timms(case: str, tmp_path: Path) -> None:
             assert relative_error(mine, other) < 1e-5
 
 
+UNBIASED = {"positions": "relative", "qkv_bias": "none"}
+GIANT_EVA = {"depth": 1, "embed_dim": 64, "num_heads": 2}
+BOTH_NORMS = {"use_fc_norm": True, "use_post_transformer_norm": True}
+
+
 @pytest.mark.parametrize(
     ("part", "options", "reason"),
     [
         (TimmEva(), {"norm": "branch", "layer_scale": 0.1}, 'norm "branch" and layer_scale'),
         (TimmEva(), {"positions": "rotary_axial", "norm_eps": 1e-5}, "no rotary_grid"),
         (TimmEva(), {"positions": "rotary", "mlp": "gelu_tanh"}, "mlp 'gelu_tanh'"),
-        (
-            TimmEva(),
-            {"positions": "rotary", "pool": "map", "num_registers": 1},
-            'pool "map" and pool_prefix False',
-        ),
+        (TimmEva(), {"positions": "rotary", "pool": "map", "num_registers": 1}, "and pool_prefix False"),
         (TimmEva(), {"positions": "rotary", "pool": "map", "mlp": "swiglu"}, 'pool "map" and mlp "swiglu"'),
         (TimmEva(), {"positions": "rotary", "norm": "branch", "qk_norm": True}, 'norm "branch" and qk_norm'),
         (TimmEva(), {"positions": "rotary", "norm_type": "rms"}, 'norm_type "rms" without layer_scale'),
         (TimmBeit(), {"positions": "relative", "qkv_bias": "all"}, "qkv_bias 'all'"),
-        (TimmBeit(), {"positions": "relative", "qkv_bias": "none", "num_registers": 2}, "num_registers 2"),
-        (TimmBeit(), {"positions": "relative", "qkv_bias": "none", "pool": "mean"}, "class_token False"),
-        (
-            TimmBeit(),
-            {"positions": "relative", "qkv_bias": "none", "absolute": "patches"},
-            "absolute 'patches'",
-        ),
+        (TimmBeit(), {**UNBIASED, "num_registers": 2}, "num_registers 2"),
+        (TimmBeit(), {**UNBIASED, "pool": "mean"}, "class_token False"),
+        (TimmBeit(), {**UNBIASED, "absolute": "patches"}, "absolute 'patches'"),
     ],
 )
 def test_what_a_part_of_timm_has_not_is_rejected_with_the_option(
@@ -360,18 +357,8 @@ def test_what_a_part_of_timm_has_not_is_rejected_with_the_option(
     [
         ("eva02_tiny_patch14_224", {"depth": 1, "rope_type": "mrope"}, {}, "rope_type 'mrope' is none of"),
         ("vit_small_patch16_dinov3", {"depth": 1, "rope_grid_offset": 0.5}, {}, "rope_grid_offset 0.5"),
-        (
-            "eva_giant_patch14_224",
-            {"depth": 1, "embed_dim": 64, "num_heads": 2, "global_pool": "max"},
-            {},
-            "'max' is",
-        ),
-        (
-            "eva02_tiny_patch14_224",
-            {"depth": 1, "use_fc_norm": True, "use_post_transformer_norm": True},
-            {},
-            "extra norm",
-        ),
+        ("eva_giant_patch14_224", {**GIANT_EVA, "global_pool": "max"}, {}, "'max' is"),
+        ("eva02_tiny_patch14_224", {"depth": 1, **BOTH_NORMS}, {}, "extra norm"),
         ("eva02_tiny_patch14_224", {"depth": 1}, {"num_heads": 5}, "does not fit 5 heads"),
         ("beit_base_patch16_224", {**EVA_SIZES, "use_shared_rel_pos_bias": True}, {}, "relative positions"),
         ("beit_base_patch16_224", EVA_SIZES, {"norm_layer": "layernorm2d"}, "timm's norm_layer 'layernorm2d"),
