@@ -29,9 +29,6 @@ GROUPS = {
 }
 
 
-# Groups and flat names
-
-
 @law
 @given(valid_configs())
 def test_flat_options_are_those_of_the_groups(config: ViTConfig) -> None:
@@ -97,9 +94,6 @@ def test_repr_shows_the_options_that_differ_from_the_defaults() -> None:
     assert len(repr(ViTConfig(num_classes=1000, class_names=[f"class{k}" for k in range(1000)]))) < 120
 
 
-# Sizes
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -136,8 +130,32 @@ def test_the_stride_is_the_patch_size_unless_patches_overlap() -> None:
 
 # Errors
 
-COUNTS = {"depth": 0, "in_channels": 0, "embed_dim": 0, "num_heads": 0, "num_classes": 0, "num_registers": -1}
-COUNTS |= {"token_merging": -1}
+UNFIT: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("depth", "in_channels", "embed_dim", "num_heads", "num_classes"), (0,)),
+    **dict.fromkeys(("num_registers", "token_merging"), (-1,)),
+    **dict.fromkeys(("dropout", "attention_dropout", "drop_path", "patch_dropout"), (-0.1, 1.0, "0.1")),
+    "image_size": (0, (32, 32, 3), 32.5),
+    "patch_size": (-8, True),
+    "stride": ((4, 4, 4), 0),
+    "window": ("7x7", 0, (7, -7)),
+    "mlp_ratio": (0.0, float("inf")),
+    "norm_eps": (-1e-6, float("nan")),
+    "rotary_base": (0.0, float("nan")),
+    "layer_scale": (float("nan"),),
+    "thresholds": (None,),
+    "class_names": ("cat",),
+    "resnet_layers": ((3, 4.0),),
+    "tokenizer_widths": ((8, 0),),
+}
+
+
+def test_unfit_values_are_rejected_with_the_option_and_the_value() -> None:
+    for option, values in UNFIT.items():
+        beside = {"stem": "overlap"} if option == "stride" else {}
+        for value in values:
+            with pytest.raises(UserError, match=option) as raised:
+                ViTConfig.from_dict({option: value, "attention": "window", **beside})
+            assert str(value) in str(raised.value), option
 
 
 @pytest.mark.parametrize(
@@ -155,59 +173,31 @@ COUNTS |= {"token_merging": -1}
             "image 32x40 is not a multiple of patch 16; nearest: 32x(32|48)",
         ),
         ({"image_size": 7, "patch_size": 16}, "nearest: 16x16"),
-        ({"image_size": 0}, "image_size must be at least 1, not 0"),
-        ({"patch_size": -8}, "patch_size must be at least 1, not -8"),
-        ({"image_size": (32, 32, 3)}, r"\(32, 32, 3\)"),
-        ({"image_size": 32.5}, "image_size must be a pair of whole numbers or a whole number, not 32.5"),
-        ({"window": "7x7"}, "window must be .* not '7x7'"),
-        ({"stem": "overlap", "stride": (4, 4, 4)}, r"stride .* not \(4, 4, 4\)"),
         ({"embed_dim": 192, "num_heads": 5}, "num_heads 5 does not divide embed_dim 192; nearest: (4|6)"),
-        *(
-            ({name: number}, f"{name} must be at least {number + 1}, not {number}")
-            for name, number in COUNTS.items()
-        ),
-        ({"mlp_ratio": 0.0}, "mlp_ratio 0.0 gives an MLP without a hidden layer"),
         ({"mlp_ratio": 0.01, "embed_dim": 48}, "mlp_ratio 0.01 gives an MLP without a hidden layer"),
-        ({"mlp_ratio": float("inf")}, "mlp_ratio must be a number, not inf"),
-        ({"norm_eps": -1e-6}, "norm_eps must be at least 0, not -1e-06"),
-        ({"rotary_base": 0.0}, "rotary_base must be positive, not 0.0"),
-        *(({name: float("nan")}, f"{name}.* nan") for name in ("norm_eps", "rotary_base", "layer_scale")),
-        *(
-            ({name: share}, rf"{name} must be in \[0, 1\), not {share}")
-            for name in ("dropout", "attention_dropout", "drop_path", "patch_dropout")
-            for share in (-0.1, 1.0)
-        ),
-        ({"thresholds": None}, "thresholds must be a list of numbers, not None"),
         ({"class_names": ("cat", "dog"), "num_classes": 3}, "2 class_names for num_classes 3"),
-        ({"class_names": "cat"}, "class_names must be a list of names, not 'cat'"),
-        ({"dropout": "0.1"}, "dropout must be a number, not '0.1'"),
-        ({"patch_size": True}, "patch_size must be .* whole number, not .*True"),
-        ({"resnet_layers": (3, 4.0)}, r"resnet_layers must be a list of whole numbers, not \(3, 4.0\)"),
         ({"pool": "meen"}, "unknown pool 'meen'; nearest: mean; it is one of cls, mean, cls_mean, map"),
         ({"mlp": "relu"}, "unknown mlp 'relu'; .*it is one of gelu, gelu_tanh, quick_gelu, swiglu"),
         # Combinations
         ({"stride": 4}, "stride belongs to stem \"overlap\", not to 'conv'"),
         ({"stem": "overlap", "patch_size": 8, "stride": (4, 9)}, "stride 4x9 leaves gaps between patches of"),
-        ({"stem": "overlap", "patch_size": 8, "stride": 0}, "stride must be at least 1, not 0"),
         ({"stem": "resnet", "patch_size": 8, "image_size": 32}, "patch 8x8 is not a multiple of the stride"),
         (
             {"stem": "tokenizer", "patch_size": 16},
             "a tokenizer of 3 layers has patches of 2 or 4 or 8 pixels, not 16x16: set patch_size to one of "
             "these, or add tokenizer_widths",
         ),
-        ({"tokenizer_widths": (8, 0)}, r"tokenizer_widths must be at least 1, not \(8, 0\)"),
         ({"tokenizer_widths": (8,) * 8}, "a tokenizer has at most 8 layers, .* not 9"),
         ({"tokenizer_pooling": (2, 1)}, r"an ascending choice of these, not \[2, 1\]"),
         ({"tokenizer_pooling": (1, 3)}, r"an ascending choice of these, not \[1, 3\]"),
         ({"stem": "resnet", "resnet_width": 48}, "48 channels are not 32 equal groups"),
         ({"positions": "rotary", "embed_dim": 36, "num_heads": 6}, "rotary positions need a head width that"),
         ({"positions": "sincos_2d", "embed_dim": 18, "num_heads": 2}, "sine-cosine positions need an embed_"),
-        ({"patch_dropout": 0.5, "attention": "axial"}, "patch_dropout breaks up the grid"),
-        ({"patch_dropout": 0.5, "attention": "window"}, "patch_dropout breaks up the grid"),
-        ({"patch_dropout": 0.5, "positions": "relative"}, "patch_dropout breaks up the grid"),
+        *(
+            ({"patch_dropout": 0.5, **grid}, "patch_dropout breaks up the grid")
+            for grid in ({"attention": "axial"}, {"attention": "window"}, {"positions": "relative"})
+        ),
         ({"attention": "window", "image_size": (224, 240), "window": (7, 4)}, "a grid of 14x15 patches is"),
-        ({"attention": "window", "window": 0}, "window must be at least 1, not 0"),
-        ({"attention": "window", "window": (7, -7)}, r"window must be at least 1, not \(7, -7\)"),
         ({"pool": "cls", "class_token": False}, "pool 'cls' reads a class token"),
         ({"pool": "cls_mean", "class_token": False}, "pool 'cls_mean' reads a class token"),
         ({"distillation_token": True, "pool": "mean"}, "not with 'mean' and 'linear'"),

@@ -6,12 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contracts.option import check_cost
-from tests.models import by_loops, count_parameters, law, named_on_meta, small_config, valid_configs
+from tests.models import (
+    by_loops,
+    count_parameters,
+    law,
+    law_of_models,
+    named_on_meta,
+    small_config,
+    valid_configs,
+)
 from vitascope.models.config import ViTConfig
 from vitascope.models.sizes import list_models, named_config
 
 
-@law
+@law_of_models
 @given(valid_configs())
 def test_cost_of_any_configuration_is_that_of_the_built_model(config: ViTConfig) -> None:
     check_cost(config)

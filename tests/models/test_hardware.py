@@ -29,22 +29,18 @@ def resolved(config: ViTConfig, batch_size: int, device: str = "cpu", precision:
 
 @pytest.fixture
 def units(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str | None:
-    """Pretend that the CPU has these units."""
     present = getattr(request, "param", "AMX")
     monkeypatch.setattr(hardware, "bf16_units", lambda: present)
     return present
 
 
 @pytest.mark.parametrize("units", ["AMX", "AVX-512 BF16", None], indirect=True)
-@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_a_named_precision_is_used(units: str, device: str, precision: str, dtype: torch.dtype) -> None:
-    assert resolved(LARGE, 64, device, precision) == dtype
-
-
-@pytest.mark.parametrize("units", [None], indirect=True)
-def test_auto_on_a_cpu_without_units_for_bf16_is_fp32(units: None) -> None:
-    assert resolved(LARGE, 1024) == torch.float32
+def test_a_named_precision_is_used_and_auto_without_units_for_bf16_is_fp32(units: str | None) -> None:
+    for device in ("cpu", "cuda", "mps"):
+        for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+            assert resolved(LARGE, 64, device, precision) == dtype
+    if units is None:
+        assert resolved(LARGE, 1024) == torch.float32
 
 
 INFERENCE = [  # 16 tokens per image
@@ -101,16 +97,11 @@ def test_fp16_is_for_training_only() -> None:
         resolve_precision(*arguments, training=False)
 
 
-@pytest.mark.parametrize(
-    ("cuda", "mps", "expected"),
-    [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
-)
-def test_auto_device_is_the_fastest_available(
-    monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert resolve_device("auto") == torch.device(expected)
+def test_auto_device_is_the_fastest_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, mps, expected in ((1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: bool(cuda))
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda mps=mps: bool(mps))
+        assert resolve_device("auto") == torch.device(expected)
 
 
 def test_an_unavailable_device_is_rejected_in_one_line() -> None:

@@ -19,7 +19,6 @@ needs_onednn = pytest.mark.skipif(
 
 @pytest.fixture
 def units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that the CPU has bf16 units."""
     monkeypatch.setattr(packed, "bf16_units", lambda: "AMX")
 
 

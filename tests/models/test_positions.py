@@ -3,11 +3,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.models import by_loops, law, law_of_models, random_images, randomize, small_config, small_model
+from tests.models import by_loops, law, random_images, randomize, small_config, small_model
 from vitascope.errors import UserError
 from vitascope.models.attention import rotate
 from vitascope.models.encoder import PatchDropout
@@ -42,9 +42,6 @@ def random_positions(grid: tuple[int, int], prefix: int, seed: int = 0) -> torch
     return random_images(1, prefix + grid[0] * grid[1], 6, seed=seed)
 
 
-# Interpolation
-
-
 @law
 @given(old=GRIDS, new=GRIDS, prefix=PREFIX, rule=RULE)
 def test_resampling_keeps_the_prefix_and_fills_the_new_grid(
@@ -73,9 +70,6 @@ def test_one_column_is_resampled_as_one_row(rule: str, old: tuple[int, int], len
     positions, transposed = image.flatten(2).mT, image.mT.flatten(2).mT
     expected = resample_positions(transposed, old[::-1], (1, length), 0, rule)
     torch.testing.assert_close(resample_positions(positions, old, (length, 1), 0, rule), expected)
-
-
-# The positions that each kind adds, and their tokens
 
 
 @pytest.mark.parametrize("position_prefix", [False, True])
@@ -117,9 +111,6 @@ def test_gradients_reach_the_positions_through_the_interpolation() -> None:
     torch.testing.assert_close(given, torch.tensor([1.0, 2.25, 2.25, 2.25, 2.25]))
 
 
-# Sines and cosines
-
-
 @law
 @given(kind=st.sampled_from(SINCOS), grid=GRIDS, quarter=st.integers(2, 8))
 def test_sincos_positions_follow_the_formulas(kind: str, grid: tuple[int, int], quarter: int) -> None:
@@ -127,9 +118,6 @@ def test_sincos_positions_follow_the_formulas(kind: str, grid: tuple[int, int], 
     table = layer.table(grid)
     assert table.dtype == torch.float32
     np.testing.assert_allclose(table[0].numpy(), by_loops.sincos(kind, grid, 4 * quarter), atol=1e-6)
-
-
-# Rotary
 
 
 def random_qkv(T: int, heads: int, head_dim: int, batch: int = 2) -> torch.Tensor:
@@ -210,9 +198,6 @@ def test_absolute_positions_are_added_beside_relative_or_rotary_ones(kind: str) 
         small_config(positions="learned", absolute="all")
 
 
-# Relative
-
-
 @pytest.mark.parametrize("prefix", READOUTS)
 @law
 @given(grid=SMALL_GRIDS)
@@ -242,24 +227,18 @@ def test_the_relative_bias_of_a_window_is_that_of_the_grid(
         assert torch.equal(inside[0], everywhere[:, tokens][:, :, tokens])
 
 
-# In the model
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@law_of_models
-@given(order=st.permutations(range(12)))
-def test_the_order_of_patches_matters_unless_there_are_no_positions(kind: str, order: list[int]) -> None:
+def test_the_order_of_patches_matters_unless_there_are_no_positions(kind: str) -> None:
     model = small_model(positions=kind, image_size=(24, 32))
     images = random_images(1, 3, 24, 32)
-    shuffled = unpatchify(patchify(images, (8, 8))[:, order], (3, 4), (8, 8))
-    in_order, out_of_order = model(torch.cat([images, shuffled]))
-    moved = (out_of_order - in_order).abs().max()
-    matters = kind != "none" and order != sorted(order)
-    assert (moved > 1e-3) == matters
+    for order in ([1, 0, *range(2, 12)], [*range(4, 12), *range(4)], [*range(11, -1, -1)]):
+        shuffled = unpatchify(patchify(images, (8, 8))[:, order], (3, 4), (8, 8))
+        in_order, out_of_order = model(torch.cat([images, shuffled]))
+        assert ((out_of_order - in_order).abs().max() > 1e-3) == (kind != "none")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@law_of_models
+@settings(law, max_examples=4)
 @given(old=SMALL_GRIDS, new=SMALL_GRIDS, rule=RULE, prefix=st.sampled_from(list(READOUTS)))
 def test_another_grid_on_the_fly_equals_resizing(
     kind: str, old: tuple[int, int], new: tuple[int, int], rule: str, prefix: int
@@ -314,22 +293,17 @@ def test_patches_kept_by_dropout_have_the_rotation_of_the_full_sequence(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_trains_after_predicting_in_inference_mode(kind: str) -> None:
+def test_a_model_runs_on_the_cpu_and_trains_after_the_meta_device_and_inference_mode(kind: str) -> None:
     model, images = small_model(positions=kind, image_size=(16, 88)), random_images(1, 3, 16, 88)
+    with torch.device("meta"):
+        small_model(positions=kind, image_size=(16, 88))(torch.empty(1, 3, 16, 88))
     with torch.inference_mode():
-        model(images)
+        assert model(images).isfinite().all()
     model.train()(images).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_runs_after_another_ran_on_the_meta_device(kind: str) -> None:
-    with torch.device("meta"):
-        small_model(positions=kind, image_size=(16, 104))(torch.empty(1, 3, 16, 104))
-    assert small_model(positions=kind, image_size=(16, 104))(random_images(1, 3, 16, 104)).isfinite().all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sincos_2d", "relative", "rotary", "rotary_axial"])  # that keep tables
 def test_a_model_runs_after_another_was_exported(kind: str) -> None:
     options = {"positions": kind, "image_size": (16, 120), "depth": 1}
     model, images = small_model(**options), random_images(1, 3, 16, 120)

@@ -247,14 +247,6 @@ def test_weights_in_bf16_are_standardized_in_fp32(dialect: Dialect) -> None:
     assert torch.equal(conv(images), nn.functional.conv2d(images, weight, padding=1))
 
 
-def test_export_keeps_the_outputs_for_another_batch_size() -> None:
-    model = randomize(features(1, 1, width=4)).eval()
-    dynamic = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(model, (random_images(2, 3, 30, 37),), dynamic_shapes=dynamic)
-    images = random_images(5, 3, 30, 37)
-    torch.testing.assert_close(program.module()(images), model(images))
-
-
 def test_a_resnet_compiles_to_one_graph() -> None:
     model, images = randomize(features(1, 1, width=4)), random_images(2, 3, 30, 37)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -1,5 +1,3 @@
-"""The configuration of a ResNet: cost, errors and JSON."""
-
 import json
 
 import pytest
@@ -14,8 +12,8 @@ from vitascope.models.resnet_config import ResNetConfig
 
 
 @st.composite
-def resnet_configs(draw: st.DrawFn, units: int = 3) -> ResNetConfig:
-    """Small configurations of up to four stages, each of up to so many units."""
+def resnet_configs(draw: st.DrawFn) -> ResNetConfig:
+    """Small configurations of up to four stages, each of up to two units."""
     side, num_classes = st.integers(1, 70), draw(st.integers(1, 7))
     names = tuple(f"class {number}" for number in range(num_classes))
     return ResNetConfig(
@@ -23,7 +21,7 @@ def resnet_configs(draw: st.DrawFn, units: int = 3) -> ResNetConfig:
         in_channels=draw(st.integers(1, 4)),
         num_classes=num_classes,
         class_names=draw(st.sampled_from([(), names])),
-        layers=tuple(draw(st.lists(st.integers(1, units), max_size=4))),
+        layers=tuple(draw(st.lists(st.integers(1, 2), max_size=4))),
         width=draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64])),
         root=draw(st.sampled_from(["imagenet", "cifar"])),
     )
@@ -31,19 +29,13 @@ def resnet_configs(draw: st.DrawFn, units: int = 3) -> ResNetConfig:
 
 @law_of_models
 @given(resnet_configs())
-def test_parameters_and_flops_are_those_of_the_built_model(config: ResNetConfig) -> None:
+def test_cost_and_shapes_are_those_of_the_built_model(config: ResNetConfig) -> None:
     model = on_meta(config)
     assert config.num_parameters == count_parameters(model)
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, config.in_channels, *config.image_hw, device="meta"))
     assert config.flops == counter.get_total_flops()
-
-
-@law
-@given(resnet_configs(units=1))  # the others of a stage keep the shape
-def test_grid_and_channels_are_those_of_the_features(config: ResNetConfig) -> None:
-    images = torch.empty(2, config.in_channels, *config.image_hw, device="meta")
-    maps = on_meta(config).features(images)
+    maps = model.features(torch.empty(2, config.in_channels, *config.image_hw, device="meta"))
     assert maps.shape == (2, config.embed_dim, *config.grid)
     assert config.num_tokens == maps[0, 0].numel()
 
@@ -74,10 +66,8 @@ def test_the_summary_has_units_width_and_pixels() -> None:
     ("options", "message"),
     [
         ({"layer": (1,)}, "unknown option of a ResNet 'layer'; nearest: layers"),
-        ({"image_size": 0}, "image_size must be at least 1, not 0"),
-        ({"image_size": (32, 32, 3)}, r"image_size must be .* not \(32, 32, 3\)"),
-        ({"num_classes": 0}, "num_classes must be at least 1, not 0"),
-        ({"num_classes": True}, "num_classes must be a whole number, not True"),
+        *(({"image_size": value}, "image_size must be") for value in (0, (32, 32, 3))),
+        *(({"num_classes": value}, "num_classes must be") for value in (0, True)),
         ({"num_classes": 3, "class_names": ("a", "b")}, "2 class_names for num_classes 3"),
         ({"class_names": "abc"}, "class_names must be a list of names, not 'abc'"),
         ({"layers": 3}, "layers must be a list of whole numbers, not 3"),

@@ -1,5 +1,3 @@
-"""Views of pictures, and the mean of their answers."""
-
 import numpy as np
 import pytest
 import torch

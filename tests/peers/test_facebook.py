@@ -329,9 +329,6 @@ def test_misshapen_tensors_are_rejected(given: contract.Example, tmp_path: Path)
     contract.check_misshapen(given.library.save(given.build(), tmp_path), given.library.family)
 
 
-# --- shapes of the published models
-
-
 PUBLISHED = {
     "deit_ti16": "deit_tiny_patch16_224",
     "deit_s16_distilled": "deit_small_distilled_patch16_224",
@@ -376,9 +373,6 @@ def test_dinov3_shapes_are_recognized_as_the_named_models(name: str) -> None:
     assert found.replace(class_token=None) == named
 
 
-# --- preprocessing
-
-
 def test_preprocessing_is_the_published_one() -> None:
     imagenet = (timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD)
     evaluation = transformers.DeiTImageProcessor()  # 256, then 224, as DeiT and DINO evaluate
@@ -407,9 +401,6 @@ def test_satellite_models_are_recognized_by_file_name_and_have_their_own_statist
     file = "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
     found = DINOV3.read_preprocess(Source(name="x", file=file, tensors={}), named_config("dinov3_l16"))
     assert (found.mean, found.std) == (tuple(expected["mean"]), tuple(expected["std"]))
-
-
-# --- rejected files
 
 
 @pytest.fixture(scope="module")

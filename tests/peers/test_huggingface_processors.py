@@ -26,7 +26,6 @@ FAMILY = HuggingFace()
 
 
 def a_picture(width: int, height: int, grain: int = 4) -> Image.Image:
-    """Noise with spots of `grain` pixels."""
     values = np.random.default_rng(0).integers(0, 256, (height // grain, width // grain, 3), dtype=np.uint8)
     return Image.fromarray(values).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -44,12 +43,9 @@ def differences(ours: Preprocess, processor: Any, picture: Image.Image) -> Tenso
     return (actual - expected).abs() * 255 * torch.tensor(ours.std).view(-1, 1, 1)
 
 
-PROCESSORS = (
-    "ViTImageProcessorPil",
-    "DeiTImageProcessorPil",
-    "BitImageProcessorPil",
-    "DINOv3ViTImageProcessor",
-)
+PROCESSORS = ("ViTImageProcessorPil", "DeiTImageProcessorPil", "BitImageProcessorPil")
+PROCESSORS += ("DINOv3ViTImageProcessor",)
+IMAGENET = (0.485, 0.456, 0.406)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -82,22 +78,11 @@ def test_null_step_is_skipped_as_in_transformers(step: str, tmp_path: Path) -> N
     [
         (  # the file of facebook/deit-base-distilled-patch16-224
             {
-                "feature_extractor_type": "DeiTFeatureExtractor",
-                "crop_size": 224,
-                "do_center_crop": True,
-                "do_normalize": True,
-                "do_resize": True,
-                "image_mean": [0.485, 0.456, 0.406],
-                "image_std": [0.229, 0.224, 0.225],
-                "resample": 3,
-                "size": 256,
+                **{"feature_extractor_type": "DeiTFeatureExtractor", "crop_size": 224, "size": 256},
+                **{"do_center_crop": True, "do_normalize": True, "do_resize": True, "resample": 3},
+                **{"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
             },
-            {
-                "image_size": (224, 224),
-                "resize": "squash",
-                "resize_to": (256, 256),
-                "mean": (0.485, 0.456, 0.406),
-            },
+            {"image_size": (224, 224), "resize": "squash", "resize_to": (256, 256), "mean": IMAGENET},
         ),
         (  # and of facebook/dino-vits16
             {"feature_extractor_type": "ViTFeatureExtractor", "resample": 2, "size": 224},

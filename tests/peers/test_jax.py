@@ -148,7 +148,6 @@ class Layout:
         return self.image or (self.side * step * self.patch[0], self.side * step * self.patch[1])
 
     def as_written(self) -> "Layout":
-        """The layout in which we write the same model."""
         only_big_vision = (
             self.pool.startswith("map")
             or self.place is None

@@ -143,7 +143,6 @@ def test_processor_that_swaps_colours_is_rejected(transformers, tmp_path: Path) 
 
 
 def test_randomly_initialized_head_is_rejected(transformers, tmp_path: Path) -> None:
-    """transformers only warns about it."""
     peer, _ = saved_by_transformers(transformers, tmp_path)
     peer.resnet.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"no weights for classifier\.1\.bias, classifier\.1\.weight"):

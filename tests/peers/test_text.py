@@ -53,7 +53,6 @@ def write_clip(folder: Path, largest: bool, whole: bool, act: str = "quick_gelu"
 
 
 def write_siglip(folder: Path, tokenizer: Any) -> None:
-    """Write a SigLIP with its tokenizer."""
     text = {**TEXT, "vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT, "projection_size": 32}
     config = transformers.SiglipConfig(text_config=text, vision_config=VISION)
     perturbed(transformers.SiglipModel(config)).save_pretrained(folder)
@@ -88,7 +87,6 @@ def test_zero_shot_clip_has_the_logits_of_transformers(
 
 
 def sentencepiece_tokenizer(folder: Path) -> Any:
-    """A small tokenizer of SigLIP."""
     sentencepiece = pytest.importorskip("sentencepiece")
     texts = ["a photo of a cat", "two dogs running, a red car", "the quick brown fox jumps over the lazy dog"]
     content = io.BytesIO()

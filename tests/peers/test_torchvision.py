@@ -1,5 +1,3 @@
-"""torchvision's checkpoints against torchvision itself, both ways."""
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -81,7 +81,6 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "R+ViT-Ti/16": ("vit_tiny_r_s16_p8_224", {**SMALL, "in_chans": 1}),
     "R26+ViT-S/32": ("vit_small_r26_s32_224", {**SMALL, "img_size": (64, 96)}),
     "R50+ViT-B/32 on R50/16": ("vit_base_r50_s16_224", {**SMALL, "patch_size": 2, "global_pool": "avg"}),
-    "R50+ViT-L/32": ("vit_large_r50_s32_224", SMALL),
 }
 EVA_SIZES = {"depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 5}
 EVA: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,5 +1,3 @@
-"""`Compute`: values out of range and of other types are rejected."""
-
 import pytest
 
 import vitascope as vs

@@ -1,4 +1,4 @@
-"""What a feature is: layers and poolings of every kind of model."""
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.models import (
 )
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
-from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.engine import Engine, TorchEngine
 from vitascope.models.engines.features import OWN, POOLS, FeatureSpec, features_of
 from vitascope.models.vit import VisionTransformer
 
@@ -144,12 +144,10 @@ def test_digest_of_the_body_depends_on_all_below_the_head_and_on_nothing_else() 
     )
 
 
-def test_own_features_with_an_exported_classifier_name_the_way_out(exported_file) -> None:
-    from vitascope.models.engines.runtimes import open_engine
-
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (vitascope[onnx])")
-    engine = open_engine(exported_file(".onnx"))
-    with pytest.raises(
-        UserError, match=r"small\.onnx returns probabilities .* file of `vitascope export --features`"
-    ):
-        engine.resolved(OWN)
+def test_own_features_of_an_exported_classifier_name_the_way_out() -> None:
+    classifier, body = SimpleNamespace(num_classes=5, name="small.onnx"), SimpleNamespace(num_classes=0)
+    with pytest.raises(UserError, match=r"small\.onnx returns .* file of `vitascope export --features`"):
+        Engine.resolved(classifier, OWN)
+    assert Engine.resolved(body, OWN) is OWN
+    with pytest.raises(UserError, match="leave out layer and pool"):
+        Engine.resolved(body, FeatureSpec(0))

@@ -1,5 +1,3 @@
-"""The metadata of an exported model."""
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""The comparison of two models' outputs."""
-
 import pytest
 import torch
 

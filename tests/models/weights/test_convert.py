@@ -100,10 +100,8 @@ def test_settings_that_the_files_cannot_hold_are_reported(tmp_path: Path) -> Non
     model = small_model(class_names=tuple("abcde"), resample="torchvision", **BODY)
     save_pretrained(model, tmp_path / "ours")
     for to in ("vitascope", "timm"):
-        assert not any(
-            "in the files" in change
-            for change in convert(tmp_path / "ours", tmp_path / to, format=to).changes
-        )
+        changes = convert(tmp_path / "ours", tmp_path / to, format=to).changes
+        assert not any("in the files" in change for change in changes)
     classes, preprocessing = convert(tmp_path / "ours", tmp_path / "bare", format="torchvision").changes
     assert classes == "the names of the 5 classes are not in the files"
     assert "mean (0.485, 0.456, 0.406), not (0.5, 0.5, 0.5)" in preprocessing
@@ -136,13 +134,9 @@ def test_a_model_of_four_channels_is_compared_on_random_tensors(tmp_path: Path) 
     done = convert(tmp_path / "ours", tmp_path / "theirs", format="timm")
     assert (done.on_pictures, done.parity.first, done.parity.images) == (False, None, 2)
     assert done.parity.scale > 0
+    picture = np.zeros((40, 40, 3), dtype=np.uint8)
     with pytest.raises(UserError, match="pictures have 1 or 3 channels, the model has 4"):
-        convert(
-            tmp_path / "ours",
-            tmp_path / "more",
-            format="timm",
-            images=[np.zeros((40, 40, 3), dtype=np.uint8)],
-        )
+        convert(tmp_path / "ours", tmp_path / "more", format="timm", images=[picture])
 
 
 def test_parity_is_measured_on_the_given_pictures(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""MODEL arguments: the weights are found with their own settings."""
-
 import json
 from pathlib import Path
 

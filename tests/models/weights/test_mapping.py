@@ -1,5 +1,3 @@
-"""The mapping of families, tested with invented libraries."""
-
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +93,6 @@ class Picky(Toy):
 
 
 def written(family: Toy, model: VisionTransformer, folder: Path) -> State:
-    """The tensors that a family writes for a model."""
     assert to_family(family, model, PREPROCESS, folder) == [folder / "toy.bin"]
     return family.written[-1][1]
 
@@ -166,9 +163,6 @@ def test_a_tensor_without_a_place_is_rejected() -> None:
     table = {key: value for key, value in TABLE.items() if key != "*"}
     with pytest.raises(CheckpointError, match=r"toy has no place for patch_embedding\.bias"):
         list(rows(Toy(table), small_config()))
-
-
-# Reading is strict
 
 
 @pytest.fixture(scope="module")
@@ -256,9 +250,6 @@ def test_a_source_has_shapes_prefixes_and_counts(whole: State) -> None:
     assert source.count("layer[{i}].norm1.bias") == 3
     assert source.count("layer[{i}].*") == 3
     assert source.count("layers[{i}].*") == 0
-
-
-# Writing is strict
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Models by timm's names."""
-
 import pytest
 
 from vitascope.errors import UserError

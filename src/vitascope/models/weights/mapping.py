@@ -183,13 +183,13 @@ class Family(abc.ABC):
 
     def reasons(self, config: ViTConfig) -> list[str]:
         """The options of `fixed_there(config)` that the library cannot run; none if it holds the model."""
-        reasons, default = [], ViTConfig()
+        reasons, default, applying = [], ViTConfig(), traits(ViTConfig, AppliesWith)
         config = run_there(self, config)
         for option, group in OPTIONS.items():
             free = group in (None, "regularization") and option not in ("outputs", "remainder")
             if free or option == "resample":
                 continue
-            needs = traits(ViTConfig, AppliesWith).get(option)
+            needs = applying.get(option)
             if needs is not None and not needs.holds(config.option(needs.option)):
                 continue
             value = config.option(option)

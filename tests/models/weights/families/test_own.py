@@ -30,9 +30,6 @@ def vit(tmp_path: Path) -> Path:
     return save_pretrained(small_model(), tmp_path / "vit")
 
 
-# --- errors
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -61,9 +58,6 @@ def test_another_format_is_rejected_and_leaves_nothing(tmp_path: Path, folder: P
     with pytest.raises(UserError) as caught:
         from_pretrained(f"{format}:{folder}")
     assert "\n" not in str(caught.value)
-
-
-# --- starting from weights
 
 
 def test_a_vit_does_not_start_from_a_resnet_nor_a_resnet_from_a_vit(folder: Path, vit: Path) -> None:

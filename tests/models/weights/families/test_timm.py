@@ -1,5 +1,3 @@
-"""The meaning of a head in timm's files: classes, or CLIP's projection."""
-
 import json
 from pathlib import Path
 
