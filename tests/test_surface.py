@@ -39,7 +39,7 @@ RECORD: dict[str, int] = {
     "public names": 66,
     "lines of Python": 57570,
     "lines of JavaScript": 4399,
-    "lines of tests": 58249,
+    "lines of tests": 56064,
     "raise sites": 925,
     "constructions of TrainConfig": 5,
     "questions after the kind of labels": 20,
