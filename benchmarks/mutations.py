@@ -61,6 +61,8 @@ OTHER: dict[type[Any], type[Any]] = {
 LIBRARIES = ("torch", "numpy", "scipy.stats", "sklearn.linear_model", "pytest", "hypothesis", "PIL.Image")
 PATIENCE = 60.0
 """Seconds of the tests of a fault, by the run of `reach`."""
+NEAREST = 4
+"""Files of tests in which a fault is looked for with --files."""
 ENDLESS = 600.0
 """Seconds after which tests are ended; the fault is noticed."""
 PROBE = '''
@@ -236,7 +238,7 @@ def judge(fault: Fault, folder: Path, tree: Path, *, files: bool) -> str:
         return f"gone: {error}"
     tests = nearest_first(fault)
     if files:
-        tests = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        tests = list(dict.fromkeys(test.partition("::")[0] for test in tests))[:NEAREST]
     tests = [test for test in tests if (folder / test.partition("::")[0]).is_file()]
     process = os.fork() if tests else 0
     if tests and not process:
