@@ -62,3 +62,4 @@ def test_a_graph_break_has_the_innermost_line_of_the_package(monkeypatch: pytest
     (number,) = (number for number, line in enumerate(lines, 1) if " faster_by_matmul(qkv):" in line)
     (reason,) = graph_breaks(small_model().train(), random_images(2, 3, 32, 32))
     assert reason.startswith(f"models/attention.py:{number}: ")
+    torch.compiler.reset()

@@ -133,6 +133,8 @@ def steps_in_bf16(data: Path, out: Path) -> None:
 
     nn.Module.compile = lambda self, **options: compile_module(self, backend=record, **options)  # type: ignore[method-assign]
     torch.set_num_threads(1)
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()  # what the process before the fork has counted
     torch._dynamo.config.recompile_limit = 2
     found: dict[str, Any] = {}
     world = distributed.world_size()
