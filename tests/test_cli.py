@@ -547,6 +547,7 @@ def test_trained_model_is_not_advised_to_start_from_itself(
     ("argv", "message"),
     [
         (["trian"], "unknown command 'trian'; nearest: train"),
+        (["--version", "--verbos"], "unknown command '--verbos'"),
         (["--data", "x"], "unknown command '--data'"),
         (["train", "--epoch", "3"], "unknown option '--epoch'; nearest: --epochs"),
         (["train", "--embed_dims=3"], "nearest: --embed-dim"),

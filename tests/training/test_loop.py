@@ -1,7 +1,9 @@
 """The loop's arithmetic and the end of a run: a step in every precision, and how a run stops."""
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -369,10 +371,12 @@ def test_resumed_run_that_diverges_again_records_the_first_step_and_the_model_be
 
     monkeypatch.setattr(Trainer, "_training_step", step)
     config = tiny_config(data, run=str(run), checkpoint_seconds=1e9)
-    with pytest.raises(DivergenceError, match=re.escape(f"vitascope train --resume {run} finds")):
+    with pytest.raises(DivergenceError, match=re.escape(f"`vitascope train --resume {run}` finds")):
         runs.train(config)
     assert json.loads((run / "diverged" / "step.json").read_text()) == {"step": 10}
-    with pytest.raises(DivergenceError, match=r"at step 6, .*images of the step are in diverged/"):
+    with pytest.raises(
+        DivergenceError, match=r"at step 6, .*the model before step 6 and its images are in .*diverged"
+    ):
         runs.resume(run)
     record = json.loads((run / "diverged" / "step.json").read_text())
     indices, weights = taken[5]
@@ -437,3 +441,23 @@ def test_run_killed_after_the_last_step_only_finishes(data, tmp_path, monkeypatc
     result = runs.resume(run)
     assert (run / "model" / "config.json").is_file()
     assert isinstance(result, results.TrainResult)
+
+
+def test_broken_or_unwritten_record_of_a_diverged_step_has_a_way_out(data, tmp_path, monkeypatch) -> None:
+    spoil_augmentation(monkeypatch)
+    run = tmp_path / "a run"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "write_json", full)
+        with pytest.raises(UserError, match=f"--resume '{run}'"):
+            runs.train(tiny_config(data, run=str(run), checkpoint_seconds=1e9, epochs=2))
+    for text in ("", "[]", '{"images": []}', '{"step": "6"}', "[" * 100_000):
+        (run / "diverged" / "step.json").write_text(text)
+        with pytest.raises(UserError, match=r"step\.json is broken: .*; remove it"):
+            runs.resume(run)
+    (run / "diverged" / "step.json").unlink()
+    with pytest.raises(DivergenceError, match=re.escape(f"`vitascope train --resume '{run}'` finds")):
+        runs.resume(run)

@@ -118,7 +118,7 @@ def _answer(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(overview())
         return
-    if args[0] == "--version":
+    if args[0] == "--version" and set(args[1:]) <= {"--verbose"}:
         print(f"vitascope {__version__}")
         if "--verbose" in args:
             from vitascope.training.run.environment import describe_installation
@@ -126,7 +126,8 @@ def _answer(args: list[str]) -> None:
             print(describe_installation())
         return
     if args[0] not in COMMANDS:
-        raise UserError(f"unknown command {args[0]!r}{suggestion(args[0], COMMANDS)}; see `vitascope --help`")
+        word = next((word for word in args if word != "--version"), "")
+        raise UserError(f"unknown command {word!r}{suggestion(word, COMMANDS)}; see `vitascope --help`")
     command = COMMANDS[args[0]]
     parse(command, args[0], args[1:]).call()
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import shlex
 import shutil
 import statistics
 import time
@@ -33,7 +34,7 @@ from vitascope.models.lora import merged
 from vitascope.models.vision_model import VisionModel, build, evaluation_mode
 from vitascope.models.weights.loading import save_pretrained
 from vitascope.models.weights.preprocess import preprocess_of
-from vitascope.serialization import read_record
+from vitascope.serialization import check_record, explaining_faults, parse_json
 from vitascope.storage import explaining_failure, make_folder, write_json
 from vitascope.training import distributed
 from vitascope.training.background import BestWeights, CheckpointWriter, StepLosses
@@ -80,13 +81,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        run: Run,
-        plan: Plan,
-        model: VisionModel,
-        task: Task,
-        splits: Splits,
-        placement: Placement,
+        self, run: Run, plan: Plan, model: VisionModel, task: Task, splits: Splits, placement: Placement
     ) -> None:
         self.run, self.plan, self.task, self.splits = run, plan, task, splits
         self.config = config = plan.config
@@ -414,12 +409,13 @@ class Trainer:
         )
         (broken,) = distributed.largest(not finite)
         if broken:
-            state = model_state(self.module)  # by all processes
+            state = model_state(self.module)  # by all processes, as the indices
+            indices = list(itertools.chain(*distributed.gather(batch.indices.tolist())))
             if distributed.is_first():
                 self._write_model(self.run.path / DIVERGED, state)
-                images = [image_name(self.splits.train.sources[index], None) for index in batch.indices]
-                known = {"epoch": epoch, "seed": self.config.seed, "indices": batch.indices.tolist()}
-                write_json(self.diverged, {"step": self.step + 1, **known, "images": images})
+                images = [image_name(self.splits.train.sources[index], None) for index in indices]
+                known = {"epoch": epoch, "seed": self.config.seed, "indices": indices, "images": images}
+                self._record_diverged(self.step + 1, **known)
             self._check_finite(math.nan, "the loss or a gradient", step=self.step + 1)
         elif self.step + 1 == self.doubtful and distributed.is_first():
             shutil.rmtree(self.diverged.parent)
@@ -507,18 +503,32 @@ class Trainer:
         so_far = f"The run so far is in {self.run.path}; {newest}"
         if self.schedule.begun:
             so_far = f"The run in {self.run.path} is what it was before these epochs"
-        elif has_model(self.run.path / DIVERGED):
-            so_far += f"; the model before step {step:,} and the images of the step are in {DIVERGED}/"
+        elif (known := self._recorded_diverged()).get("step") == step and "images" in known:
+            so_far += f"; the model before step {step:,} and its images are in {self.diverged.parent}"
         else:
             if distributed.is_first():
-                make_folder(self.diverged.parent)
-                write_json(self.diverged, {"step": step})
-            so_far += f"; vitascope train --resume {self.run.path} finds the first such step and its images"
+                shutil.rmtree(self.diverged.parent, ignore_errors=True)  # of another step
+                self._record_diverged(step)
+            resume = f"vitascope train --resume {shlex.quote(self.run.ref)}"
+            so_far += f"; `{resume}` finds the first such step and its images"
         raise DivergenceError(
             f"{what} is {loss} at step {step:,}, with learning rate {rate:.3g}: training has "
             f"diverged; try a lower lr than {self.config.optimization.lr:g}, a longer warmup_epochs, "
             f"clip_grad=1 or precision=fp32. {so_far}"
         )
+
+    def _record_diverged(self, step: int, **known: Any) -> None:
+        """Write down a step, from 1, whose loss is not finite, and what is known of it."""
+        with explaining_failure(self.diverged, "the step that diverged", to_resume(self.run.path)):
+            make_folder(self.diverged.parent)
+            write_json(self.diverged, {"step": step, **known})
+
+    def _recorded_diverged(self) -> dict[str, Any]:
+        """What is written down of that step; empty for a run that has not diverged."""
+        if not self.diverged.is_file():
+            return {}
+        with explaining_faults(self.diverged, "remove it, and resume the run again"):
+            return check_record(parse_json(self.diverged.read_text("utf-8")), {"step": int}, ("step",))
 
     def epoch_of(self, step: int) -> float:
         """The number of epochs that end with a step; a fraction within an epoch."""
@@ -626,7 +636,7 @@ class Trainer:
     def restore(self, checkpoint: tuple[int, dict[str, Any]] | None) -> None:
         """Continue from a checkpoint (step, state), if there is one, or from a finished run."""
         begun, run = self.schedule.begun, self.run
-        self.doubtful = distributed.by_first(lambda: read_record(self.diverged, {"step": int}).get("step", 0))
+        self.doubtful = distributed.by_first(lambda: self._recorded_diverged().get("step", 0))
         if checkpoint is None:
             self.step = self.validated = self.best_step = begun
             self.seconds = distributed.by_first(lambda: seconds_before(run)) if begun else 0.0

@@ -41,10 +41,7 @@ from vitascope.training.options.recipes import BUILT_IN, FEW_TO_START, FEW_TO_TU
 from vitascope.training.plan import Start, tuned
 from vitascope.training.tasks.classify import engine_of
 
-PUBLIC = {
-    "facebook/deit-tiny-patch16-224": "23 MB, Apache 2.0",
-    "facebook/dinov2-small": "88 MB, Apache 2.0",
-}
+PUBLIC = {"facebook/deit-tiny-patch16-224": "23 MB, Apache 2.0", "facebook/dinov2-small": "88 MB, Apache 2.0"}
 """Small models of the hub, which are fetched where there is a network, with their size and licence."""
 MOST_COMPARED = 2_000
 """Training images that bodies are compared on: the interval of an accuracy is then about 2 points wide."""

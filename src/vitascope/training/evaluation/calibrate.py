@@ -20,11 +20,7 @@ from vitascope.models.trust import PredictionSets, Trust, class_distances, neare
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.storage import check_new_folder, new_folder
-from vitascope.training.evaluation.calibration import (
-    Temperature,
-    class_gaussians,
-    familiarity_of,
-)
+from vitascope.training.evaluation.calibration import Temperature, class_gaussians, familiarity_of
 from vitascope.training.evaluation.measure import BATCH_SIZE, features_of_images, measure
 from vitascope.training.evaluation.novelty import (
     Novelty,

@@ -154,9 +154,7 @@ def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) 
 
 @torch.inference_mode()
 def features_of_images(
-    engine: Engine,
-    batches: Loader,
-    gather: Callable[[Any], list[Any]] = lambda part: [part],
+    engine: Engine, batches: Loader, gather: Callable[[Any], list[Any]] = lambda part: [part]
 ) -> tuple[Tensor, npt.NDArray[Any]]:
     """The features (N, D) of every readable image of a split, float32 on the CPU, and their labels;
     `gather` as of `measure`."""

@@ -9,12 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vitascope.data.measures import (
-    RiskCoverage,
-    calibration,
-    calibration_interval,
-    wilson_interval,
-)
+from vitascope.data.measures import RiskCoverage, calibration, calibration_interval, wilson_interval
 from vitascope.models.trust import COVERAGE, FAMILIAR, PredictionSets
 
 

@@ -236,11 +236,7 @@ def cross_validated(
 
 
 def _score(
-    candidate: Candidate,
-    classifier: Classifier,
-    train: Targets,
-    test: Targets,
-    folds: npt.NDArray[np.int64],
+    candidate: Candidate, classifier: Classifier, train: Targets, test: Targets, folds: npt.NDArray[np.int64]
 ) -> ProbeScore:
     """Choose the setting of a classifier, then fit it on all training images and score it."""
     began = time.perf_counter()

@@ -215,9 +215,7 @@ class Optimization(OptionGroup):
     """Train for so many minutes, in place of --epochs. The measured speed sets the steps.
     The schedule ends when the time is over. The figures and the report come on top."""
     progressive: Annotated[
-        float,
-        PROBABILITY,
-        Classifies(0.0, "changes the patches, which pre-training predicts"),
+        float, PROBABILITY, Classifies(0.0, "changes the patches, which pre-training predicts")
     ] = 0.0
     """Share of the run, at its beginning, on images of three quarters of the size: faster steps.
     This is progressive resizing (Tan and Le 2021)."""
@@ -346,9 +344,7 @@ class Balance(OptionGroup):
     """Classes with few and with many images."""
 
     class_weights: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(metavar="balanced | CLASS=WEIGHT ..."),
-        Classifies(()),
+        tuple[str, ...], tyro.conf.arg(metavar="balanced | CLASS=WEIGHT ..."), Classifies(())
     ] = ()
     """Weight of each training image's loss, by its class, and in the validation loss that selects the model.
     What is reported is not weighted.

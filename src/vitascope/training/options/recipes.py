@@ -68,11 +68,7 @@ class TrainConfig(Configuration):
     """Model to start from: a run folder, a model folder or file, a hub id, or `none` (random weights).
     `auto` compares the models at hand, and chooses one and what of it is trained in --minutes.
     Default: none; for few images without --recipe and model options, the small built-in cifar10."""
-    bodies: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(metavar="MODEL ..."),
-        Classifies(()),
-    ] = ()
+    bodies: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MODEL ..."), Classifies(())] = ()
     """Models that `--weights auto` compares beside cifar10, those in the hub's cache and two of the hub."""
     seed: Annotated[int, SEED] = 0
     """Seed of the split, the initialization, the order and the augmentation."""

@@ -128,11 +128,7 @@ class Classify:
         the model knows about its answers."""
         model, config = finished.model, finished.config
         calibration = calibrate_model(
-            model,
-            lambda: engine_of(model, config),
-            finished.val_loader,
-            finished.train_loader,
-            gather,
+            model, lambda: engine_of(model, config), finished.val_loader, finished.train_loader, gather
         )
         print_first("answers " + "\n        ".join(calibration.lines()))
         return list(calibration.novelties)
