@@ -26,7 +26,7 @@ from vitascope.models.config import ViTConfig
 from vitascope.training.options.recipes import GROUP_OF
 
 TESTS = Path(__file__).parent
-SLACK = {"lines of Python": 57551, "lines of tests": 56092, "lines of JavaScript": 30, "modules of": 2}
+SLACK = {"lines of Python": 57551, "lines of tests": 56105, "lines of JavaScript": 30, "modules of": 2}
 """By how much a number may be below its record; others are equal to it."""
 RECORD: dict[str, int] = {
     "options of training": 88,
@@ -39,7 +39,7 @@ RECORD: dict[str, int] = {
     "public names": 66,
     "lines of Python": 57551,
     "lines of JavaScript": 4399,
-    "lines of tests": 56092,
+    "lines of tests": 56105,
     "raise sites": 925,
     "constructions of TrainConfig": 5,
     "questions after the kind of labels": 20,

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from tests.analysis.probing.digits import DIGITS, PIXELS, PROPERTIES, drawn
-from vitascope.analysis.probing.curve import Forecast, forecast, learning_curve
+from vitascope.analysis.probing.curve import Forecast, _doubt, forecast, learning_curve
 from vitascope.data.folds import Division
 from vitascope.data.targets import ClassIndices
 from vitascope.training.linear.classifiers import ClassMeans, LeastSquares, Neighbors
@@ -120,3 +120,11 @@ def test_forecasts_cover_the_curve_that_was_held_back() -> None:
         held_back = (probabilities.argmax(axis=1) == DIGITS.labels[rest]).mean()
         covered.append(curve.forecasts[0].low <= held_back <= curve.forecasts[0].high)
     assert np.mean(covered) >= 0.8
+
+
+def test_errors_of_the_same_images_are_compared_in_pairs() -> None:
+    """Their covariance decides: the same errors, alike on the same images or not, are a gain or none."""
+    errors = np.array([0.3, 0.25, 0.2])
+    alike, apart = np.full((3, 3), 0.01), 0.01 * np.eye(3)
+    assert _doubt([10.0, 40.0, 160.0], errors, alike) == ""
+    assert "beyond chance (80.0% and 70.0%)" in _doubt([10.0, 40.0, 160.0], errors, apart)

@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 import vitascope as vs
 from tests.models.text import CONTEXT, SHARED, SIDE, write_clip
+from vitascope.models.text.text_model import read_text_model
 from vitascope.models.text.zero_shot import PROMPTS, templates
 from vitascope.models.weights.files import CheckpointError
+from vitascope.models.weights.identification import open_source
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (vitascope[text])")
 ANIMALS = ("a cat", "a dog", "a red photo")
@@ -113,10 +115,13 @@ def test_one_class_may_apply_or_not(clip: Path) -> None:
 
 def test_longer_texts_are_cut_and_said_once(clip: Path, caplog: pytest.LogCaptureFixture) -> None:
     long, longer = "cat " * CONTEXT, "dog " * CONTEXT
+    length = read_text_model(open_source(clip)).length
+    whole = next(text for count in range(99) if length(text := "a " * count) == CONTEXT)
     with caplog.at_level(logging.WARNING):
-        vs.zero_shot(clip, [long, longer], prompts="{}")
+        vs.zero_shot(clip, [long, longer, whole], prompts="{}")
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"longer than {CONTEXT} tokens, and cut: 'cat cat")
+    assert "'a a" not in message  # it just fits
 
 
 def test_result_is_a_model_like_others(clip: Path, tmp_path: Path) -> None:
