@@ -67,7 +67,6 @@ RUN_HERE = [
 pages have the steps of the English ones (test_docs_chinese.py)."""
 DATA_PAGE = ROOT / "docs" / "data.md"
 PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
-DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
 SHORT_DIGITS = {"epochs": 4, "depth": 2}
@@ -81,6 +80,7 @@ NOT_RUN = {"tensorboard", "pip", "aws", "make"}
 `fill` makes."""
 COPIED_EXPORTS = {"data.md", "scale.md", "python.md", "SKILL.md"}
 """Pages whose exported files nothing reads; an export takes longer than all else on a page."""
+PLAIN = ("data.md", "fine-tuning.md", "recipes.md", "scale.md", "small-data.md", "training.md")
 STORED = ("photos", "shards")
 """Folders of the reader that a page has copied to the bucket."""
 
@@ -154,11 +154,6 @@ def assert_the_digits_are_learned(out: str) -> None:
     assert all(Path(path).is_file() for path in paths)
 
 
-def numbers_of_sections(page: Path) -> list[list[str]]:
-    sections = re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [NUMBER.findall(section) for section in sections]
-
-
 def test_mirror_of_the_hub_that_the_chinese_readme_names_is_used() -> None:
     (mirror,) = re.findall(r"export HF_ENDPOINT=(\S+?)`", words_of(READMES[1]))
     code = (
@@ -171,17 +166,25 @@ def test_mirror_of_the_hub_that_the_chinese_readme_names_is_used() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_make_target_that_is_named_exists(page: Path) -> None:
+def test_every_make_target_and_file_that_is_named_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = " ".join([*blocks(page, "sh"), *re.findall(r"`([^`\n]+)`", text)])
     assert set(re.findall(r"\bmake (\w+)", commands)) <= targets
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_is_linked_exists(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / target).exists(), target
+
+
+def long_sentences(page: Path) -> list[str]:
+    """Sentences of more than 35 words outside code and tables; a list item is one, and a link its text."""
+    text = re.sub(r"(?m)^(?:[|#]|!\[|<!--).*$", "", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    text = re.sub(r"(?m)^ *(?:[-*]|\d+\.) ", "\n\n", re.sub(r"\]\([^)]*\)", "]", text))
+    sentences = re.split(r"\n\s*\n|(?<=[.!?])[)\"*]*\s+(?=[A-Z`\"*(\[])", text)
+    return [f"{page.name}: {' '.join(words)}" for words in map(str.split, sentences) if len(words) > 35]
+
+
+def test_sentences_are_short() -> None:
+    assert [sentence for page in PLAIN for sentence in long_sentences(ROOT / "docs" / page)] == []
 
 
 def steps(page: Path) -> Iterator[tuple[str, str]]:
@@ -286,8 +289,7 @@ def test_page_runs_from_top_to_bottom(
             if program == "python":
                 with exports:
                     exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
-            elif step.startswith("vitascope serve"):
-                # it never ends: tests/deploy/server/test_server.py runs it
+            elif step.startswith("vitascope serve"):  # it never ends; test_server.py runs it
                 served = parse(Serve, "serve", shlex.split(step, comments=True)[2:])
             elif program == "curl":
                 assert served is not None, f"{step!r} stands before the server is started"
@@ -316,7 +318,7 @@ def test_page_runs_from_top_to_bottom(
     assert all(service.runs for service in tracked)
     if page == DATA_PAGE:
         assert_broken_files_are_counted(said)
-    if page == DEPLOY_PAGE:
+    if page.name == "deploy.md":
         files = {path.name for path in Path("runs/small/export").iterdir()}
         assert set(re.findall(r"`(model\.\w+)`", text)) == files == {"model.xml", "model.bin"}
 
@@ -386,8 +388,6 @@ def test_every_kind_of_data_has_its_line() -> None:
     assert {"photos/", "photos.zip", "photos-hf/", "shards"} <= used
     files = {file.name for parts in published.KNOWN_SETS.values() for file in parts}
     assert "cifar-10-python.tar.gz" in files
-    assert hub.looks_like_hub_id("owner/name")
-    assert hub.looks_like_hub_id("owner/name@revision")
 
 
 def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -> None:
@@ -449,11 +449,12 @@ def test_memory_of_explanations_is_that_of_the_results() -> None:
     at_batch_8 = measured.split("## 224 pixels, batch 8")[1].split("## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in at_batch_8.splitlines()]
     found = {(row[0], row[1]): row for row in rows if len(row) == 8}
+    stated = NUMBER.findall(PERFORMANCE_PAGE.read_text(encoding="utf-8").split("\n## ")[-1])
     for method, peer in (("rollout", "vit-explain's algorithm"), ("grad_cam", "pytorch-grad-cam")):
         ours, theirs = found[method, "vitascope"], found[method, peer]
         in_total, theirs_in_total = (float(row[7].replace(",", "")) for row in (ours, theirs))
         for share in (f"{in_total / theirs_in_total:.2f}", ours[6]):
-            assert share in numbers_of_sections(PERFORMANCE_PAGE)[-1], (method, share)
+            assert share in stated, (method, share)
 
 
 def test_drop_of_accuracy_that_int8_allows_is_as_stated() -> None:
@@ -497,7 +498,7 @@ def test_usual_names_of_columns_are_those_of_the_code() -> None:
 
 
 def test_every_recipe_has_its_line() -> None:
-    named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "training.md", "`--recipe`")]
+    named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "recipes.md", "`--recipe`")]
     assert sorted(named) == sorted(RECIPES)
 
 
