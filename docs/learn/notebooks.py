@@ -1,7 +1,7 @@
 """Make the notebooks of the lessons from their pages, with their outputs: `python docs/learn/notebooks.py`.
 
 A block of Python becomes a cell of code, everything between two blocks a cell of text. The cells are run,
-which also writes the outputs and pictures of the pages again. The Chinese pictures need the font Noto Sans CJK.
+which also writes the outputs and pictures of the pages again. Chinese pictures need the font Noto Sans CJK.
 """
 
 import ast
