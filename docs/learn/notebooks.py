@@ -27,7 +27,7 @@ PAGES = tuple(lesson.with_suffix(suffix) for lesson in LESSONS for suffix in (".
 REPOSITORY = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]["urls"][
     "Repository"
 ]
-INSTALL = f'%pip install --quiet "vitascope @ git+{REPOSITORY}"'
+INSTALL = "%pip install --quiet vitascope"
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 CHINESE_FONT = "Noto Sans CJK SC"
 """With the letter forms of mainland China; the other faces of the same file have those of Japan or Korea."""
