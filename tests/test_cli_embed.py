@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,9 +21,7 @@ def embed(*argv: object) -> int:
     return exit_status("embed", *argv, *QUICK)
 
 
-def test_summary_counts_images_and_those_that_were_computed(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_summary_counts_images_and_those_that_were_computed(here, tmp_path, capsys) -> None:
     assert embed("runs/tiny", "data", "--out", tmp_path / "f.npz") == 0
     assert f"20 images in {tmp_path}/f.npz, 20 of them computed now; " in capsys.readouterr().out
     assert embed("runs/tiny", "data", "--out", tmp_path / "g.npz", "--json") == 0
@@ -38,15 +34,13 @@ def test_summary_counts_images_and_those_that_were_computed(
     assert json.loads(capsys.readouterr().out)["computed"] == 20
 
 
-def test_layer_and_pool_are_those_that_are_named(here: SimpleNamespace, tmp_path: Path) -> None:
+def test_layer_and_pool_are_those_that_are_named(here, tmp_path) -> None:
     assert embed("runs/tiny", "data", "--out", tmp_path / "f.npy", "--layer", "-1", "--pool", "mean") == 0
     made = Embeddings.load(tmp_path / "f.npy").made
     assert (made["layer"], made["pool"]) == (0, "mean")
 
 
-def test_unreadable_images_are_named_with_status_1(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_images_are_named_with_status_1(here, tmp_path, capsys) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(12):
@@ -83,16 +77,12 @@ def test_unreadable_images_are_named_with_status_1(
         (["runs/tiny", "data", "--out", "nowhere/f.npz"], "nowhere: no such folder"),
     ],
 )
-def test_bad_requests_are_one_line(
-    here: SimpleNamespace, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_requests_are_one_line(here, argv: list[str], reason: str, capsys) -> None:
     assert reason in error_line(["embed", *argv, *QUICK], capsys)
     assert not list(here.root.glob("f.*"))
 
 
-def test_stopped_command_continues_with_the_cached_features(
-    here: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_stopped_command_continues_with_the_cached_features(here, tmp_path, capfd) -> None:
     argv = ["runs/tiny", "data", "--out", tmp_path / "f.npz", "--batch-size", "4", "--json"]
 
     def stopped() -> int:
@@ -115,9 +105,7 @@ def test_stopped_command_continues_with_the_cached_features(
     assert json.loads(capfd.readouterr().out)["computed"] == 8  # of the 20, three batches were complete
 
 
-def test_killed_process_leaves_a_cache_that_the_next_one_uses(
-    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_process_leaves_a_cache_that_the_next_one_uses(here, tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setattr("vitascope.data.features.cache.CHUNK_BYTES", 1)
     argv = ["runs/tiny", "data", "--batch-size", "4", "--json"]
 

@@ -59,7 +59,7 @@ def explain(*argv: str, out: Path) -> np.ndarray:
     return drawn(out)
 
 
-def test_help_names_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_method(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--help"])
     words = set(re.findall(r"[\w+-]+", capsys.readouterr().out))
@@ -77,9 +77,7 @@ def test_every_setting_of_a_method_is_an_option_and_unset_by_default() -> None:
         assert getattr(Explain(model="m"), name) is None, name
 
 
-def test_figure_below_a_file_is_one_clear_line(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figure_below_a_file_is_one_clear_line(here, tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "seen.png"
     assert main(["explain", "runs/tiny", PICTURE, "--out", str(out)]) == 2
@@ -90,9 +88,7 @@ def test_figure_below_a_file_is_one_clear_line(
     "method",
     [*METHODS, *(name for name, view in VIEWS.items() if view.takes != "nothing" and name != "distance")],
 )
-def test_every_method_writes_a_picture_and_prints_its_path(
-    here: SimpleNamespace, tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_method_writes_a_picture_and_prints_its_path(here, tmp_path, method: str, capsys) -> None:
     out = tmp_path / "seen.png"
     pixels = explain("runs/tiny", PICTURE, "--method", method, out=out)
     assert num_colours(pixels) > 50
@@ -105,7 +101,7 @@ def test_every_method_writes_a_picture_and_prints_its_path(
 
 
 @pytest.mark.parametrize("method", ["distance", "positions", "filters"])
-def test_views_of_the_model_need_no_picture(here: SimpleNamespace, tmp_path: Path, method: str) -> None:
+def test_views_of_the_model_need_no_picture(here, tmp_path, method: str) -> None:
     pixels = explain("runs/tiny", "--method", method, out=tmp_path / "seen.png")
     assert num_colours(pixels) > 10
 
@@ -129,20 +125,12 @@ def test_views_of_the_model_need_no_picture(here: SimpleNamespace, tmp_path: Pat
         (["--method", "rollout", "--image-size", "16", "48"], "attention rollout"),
     ],
 )
-def test_options_are_printed(
-    here: SimpleNamespace,
-    tmp_path: Path,
-    options: list[str],
-    printed: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_options_are_printed(here, tmp_path, options: list[str], printed: str, capsys) -> None:
     explain("runs/tiny", PICTURE, *options, out=tmp_path / "seen.png")
     assert printed in capsys.readouterr().out
 
 
-def test_picture_is_named_after_the_image_and_the_method(
-    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_picture_is_named_after_the_image_and_the_method(here, tmp_path, monkeypatch) -> None:
     run = shutil.copytree(here.run, tmp_path / "tiny")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -156,9 +144,7 @@ def test_picture_is_named_after_the_image_and_the_method(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_default_name_never_replaces_a_file(
-    here: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_default_name_never_replaces_a_file(here, tmp_path, monkeypatch, capsys) -> None:
     """Pictures of the same name in two folders, and one picture explained twice."""
     monkeypatch.chdir(tmp_path)
     run = shutil.copytree(here.run, tmp_path / "tiny")
@@ -176,9 +162,7 @@ def test_default_name_never_replaces_a_file(
 
 
 @pytest.mark.parametrize("method", [DEFAULT_METHOD, "attention", "features"])
-def test_without_a_picture_the_test_images_of_the_run_are_shown(
-    here: SimpleNamespace, tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_picture_the_test_images_of_the_run_are_shown(here, tmp_path, method: str, capsys) -> None:
     capsys.readouterr()
     pixels = explain("runs/tiny", "--method", method, out=tmp_path / "seen.png")
     assert num_colours(pixels) > 50
@@ -187,9 +171,7 @@ def test_without_a_picture_the_test_images_of_the_run_are_shown(
         assert pixels.shape[1] > 1.2 * pixels.shape[0]  # two pictures, each beside its map
 
 
-def test_grid_shows_32_test_images_with_their_predictions(
-    here: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grid_shows_32_test_images_with_their_predictions(here, monkeypatch) -> None:
     from vitascope.data.datasets import open_for_evaluation
 
     everything = open_for_evaluation("data", ("blue", "red"))
@@ -207,10 +189,7 @@ def test_grid_shows_32_test_images_with_their_predictions(
 
 
 def test_folder_gets_a_map_of_each_picture_and_names_those_that_cannot_be_read(
-    others: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    others: SimpleNamespace, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(others.root)
     pictures, out = tmp_path / "pictures", tmp_path / "maps"
@@ -238,11 +217,7 @@ def test_folder_gets_a_map_of_each_picture_and_names_those_that_cannot_be_read(
 
 @pytest.mark.parametrize("replaced", ["pictures/0.png", "like.png"])
 def test_maps_of_a_picture_or_likeness_replaced_with_its_time_kept_are_not_taken(
-    replaced: str,
-    others: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    replaced: str, others: SimpleNamespace, tmp_path, monkeypatch, capsys
 ) -> None:
     shutil.copytree(others.root / "plain", tmp_path / "pictures")
     shutil.copy(tmp_path / "pictures/1.png", tmp_path / "like.png")
@@ -256,9 +231,7 @@ def test_maps_of_a_picture_or_likeness_replaced_with_its_time_kept_are_not_taken
     assert "is not a map of this picture by this model and these options" in error_line(argv, capsys)
 
 
-def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(here, capsys) -> None:
     capsys.readouterr()
     assert main(["explain", "runs/tiny", "data", "--compare", "--images", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -268,7 +241,7 @@ def test_comparison_prints_a_row_for_every_method_and_the_random_baseline(
 
 
 def test_comparison_as_json_has_the_numbers_of_each_image(
-    others: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    others: SimpleNamespace, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(others.root)
     capsys.readouterr()
@@ -284,19 +257,14 @@ def test_comparison_as_json_has_the_numbers_of_each_image(
         assert scores["insertion"] == again["scores"][name]["insertion"]
 
 
-def test_comparison_of_a_run_uses_its_own_test_images(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison_of_a_run_uses_its_own_test_images(here, capsys) -> None:
     capsys.readouterr()
     assert main(["explain", "runs/tiny", "--compare", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 2  # a tenth of each class of ten
 
 
 def test_resnet_is_compared_and_explained_without_attention(
-    others: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    others: SimpleNamespace, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(others.root)
     capsys.readouterr()
@@ -307,7 +275,7 @@ def test_resnet_is_compared_and_explained_without_attention(
 
 
 def test_body_without_a_head_is_explained_by_attention_and_likeness(
-    others: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    others: SimpleNamespace, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(others.root)
     asked = (["rollout"], ["all"], ["grad-cam", "--like", "data/blue/1.png"], ["features"])
@@ -389,11 +357,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 def test_invalid_request_is_rejected_in_one_line_and_leaves_nothing(
-    others: SimpleNamespace,
-    argv: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    others: SimpleNamespace, argv: list[str], message: str, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(others.root)
     before = sorted(others.root.rglob("*"))
@@ -403,7 +367,7 @@ def test_invalid_request_is_rejected_in_one_line_and_leaves_nothing(
 
 @pytest.mark.parametrize("words", [[], ["cifar10"]])
 def test_without_a_picture_the_built_in_model_explains_the_samples(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["explain", *words, "--method", "rollout"]) == 0
@@ -415,9 +379,7 @@ def test_without_a_picture_the_built_in_model_explains_the_samples(
     assert Path("cifar10-rollout.png").is_file()
 
 
-def test_picture_alone_is_explained_by_the_built_in_model(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_picture_alone_is_explained_by_the_built_in_model(here, tmp_path, capsys) -> None:
     alone = explain(PICTURE, "--method", "rollout", out=tmp_path / "alone.png")
     assert "model  cifar10 (built in)\n" in capsys.readouterr().out
     named = explain("cifar10", PICTURE, "--method", "rollout", out=tmp_path / "named.png")

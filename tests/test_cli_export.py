@@ -50,13 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [("onnx", "onnxscript", ["small.onnx"]), ("openvino", "openvino", ["small.xml", "small.bin"])],
 )
 def test_file_is_written_and_the_printed_program_prints_the_label_of_predict(
-    format: str,
-    library: str,
-    names: list[str],
-    folder: Path,
-    exported_file,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    format: str, library: str, names: list[str], folder: Path, exported_file, capsys, monkeypatch
 ) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     write_copies(monkeypatch, exported_file(Path(names[0]).suffix))
@@ -78,9 +72,7 @@ def test_file_is_written_and_the_printed_program_prints_the_label_of_predict(
     assert (folder / names[0]).read_bytes() == before
 
 
-def test_file_of_features_is_for_embed_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_of_features_is_for_embed_alone(folder: Path, capsys, monkeypatch) -> None:
     for library in ("onnxscript", "onnxruntime"):
         pytest.importorskip(library, reason=f"{library} is not installed (vitascope[onnx])")
     monkeypatch.setenv("VITASCOPE_CACHE", str(folder / "cache"))

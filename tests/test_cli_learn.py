@@ -79,11 +79,9 @@ def test_requests_that_cannot_be_met_are_one_line(arguments: list[str], error: s
     assert error in capsys.readouterr().err
 
 
-def test_missing_package_is_named_with_the_command_that_installs_it(
-    capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_named_with_the_command_that_installs_it(capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "vitascope_lessons", None)
     assert main(["learn"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line, _ = capsys.readouterr().err.splitlines()
     assert line.endswith("vitascope-lessons, a package in the repository of vitascope: pip install ./lessons")
     assert not Path("learn").exists()

@@ -68,7 +68,7 @@ def test_tools_answer_the_program_that_starts_them_as_documented() -> None:
         assert reason in found[name].content[0].text
 
 
-def test_prediction_of_a_calibrated_model_has_its_verdict(tmp_path: Path) -> None:
+def test_prediction_of_a_calibrated_model_has_its_verdict(tmp_path) -> None:
     pytest.importorskip("mcp.server.mcpserver")
     image = str(Path(samples).parent / "cat.jpg")
     for model in (small_model(), with_trust(small_model())):
@@ -81,9 +81,8 @@ def test_prediction_of_a_calibrated_model_has_its_verdict(tmp_path: Path) -> Non
         assert ("familiarity" in answer) == (model.trust is not None)
 
 
-def test_missing_library_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_library_names_the_extra(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     assert main(["mcp"]) == 2
-    assert capsys.readouterr().err == "vitascope: error: this needs mcp: pip install 'vitascope[mcp]'\n"
+    needed = "pip install 'vitascope[mcp]'"
+    assert capsys.readouterr().err == f"vitascope: error: this needs mcp: {needed}\nnext   {needed}\n"

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -38,12 +37,10 @@ def images(path: Path | str) -> list[object]:
 EVERY = [f"data/{name}/{number}.png" for name in ("blue", "red") for number in range(10)]
 
 
-def test_folder_is_printed_like_its_pictures(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_is_printed_like_its_pictures(here, capsys) -> None:
     assert status("data/red", "data/blue/3.png") == 0
     out, err = capsys.readouterr()
-    note, counts = err.splitlines()
+    note, counts, _ = err.splitlines()
     assert note.endswith("at 1% false alarms need 99 validation images, and the model was calibrated on 2")
     assert counts.startswith("11 images, ")
     shown = [line for line in out.splitlines() if not line.startswith(" ")]
@@ -53,9 +50,7 @@ def test_folder_is_printed_like_its_pictures(
 
 
 @pytest.mark.parametrize("labels", [True, False])
-def test_a_table_gets_a_row_per_row_in_its_order(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str], labels: bool
-) -> None:
+def test_a_table_gets_a_row_per_row_in_its_order(here, capsys, labels: bool) -> None:
     out, order = (
         f"rows-{labels}.jsonl",
         ["data/red/3.png", "data/blue/1.png", "data/red/3.png", "data/blue/0.png"],
@@ -65,7 +60,7 @@ def test_a_table_gets_a_row_per_row_in_its_order(
     assert status("table.csv", "--out", out) == 0
     assert images(out) == order
     assert f"4 images in {out}, " in (err := capsys.readouterr().err)
-    assert err.rstrip().endswith(("fp32", "bf16"))
+    assert err.splitlines()[-2].endswith(("fp32", "bf16"))
     assert status("table.csv", "data/red/0.png") == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
     assert shown == [*order, "data/red/0.png"]
@@ -76,9 +71,7 @@ def test_a_table_gets_a_row_per_row_in_its_order(
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_columns_of_a_table_are_kept_on_request_row_by_row(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
-) -> None:
+def test_columns_of_a_table_are_kept_on_request_row_by_row(here, tmp_path, capsys, suffix: str) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed (vitascope[parquet])")
     rows = [("3.png", "a", "=x"), ("broken.png", "b", "-1"), ("3.png", "", "y, z")]
@@ -132,16 +125,12 @@ def test_columns_of_a_table_are_kept_on_request_row_by_row(
         (["s3://bucket/t.csv"], "a table in a store"),
     ],
 )
-def test_what_is_no_request_for_a_table_is_one_line(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str], asked: list[str], line: str
-) -> None:
+def test_what_is_no_request_for_a_table_is_one_line(here, capsys, asked: list[str], line: str) -> None:
     (here.root / "t.csv").write_text("a,b\n1,2\n")
     assert line in error_line([*RUN, *asked], capsys)
 
 
-def test_labels_above_the_threshold_are_printed_and_none_is_named(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_above_the_threshold_are_printed_and_none_is_named(here, capsys) -> None:
     model = labelling_model(0.3, 0.9, 0.6, class_names=("ant", "bee", "cat"))
     save_pretrained(model, here.root / "labelling")
     argv = ["predict", "labelling", "data/red/1.png", *QUICK]
@@ -162,9 +151,7 @@ def test_labels_above_the_threshold_are_printed_and_none_is_named(
     assert row["probabilities"].keys() == {"ant", "bee", "cat"}
 
 
-def test_json_of_a_folder_has_one_line_per_picture_with_the_same_predictions(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_of_a_folder_has_one_line_per_picture_with_the_same_predictions(here, capsys) -> None:
     assert status("data", "--json", "--top-k", "1") == 0
     streamed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert status(*EVERY, "--json", "--top-k", "1") == 0
@@ -172,9 +159,7 @@ def test_json_of_a_folder_has_one_line_per_picture_with_the_same_predictions(
     assert [row["image"] for row in streamed] == EVERY
 
 
-def test_result_file_equals_the_printed_json_and_the_summary_counts(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_result_file_equals_the_printed_json_and_the_summary_counts(here, tmp_path, capsys) -> None:
     assert status("data", "--json") == 0
     printed = capsys.readouterr().out
     out = tmp_path / "o.jsonl"
@@ -183,9 +168,7 @@ def test_result_file_equals_the_printed_json_and_the_summary_counts(
     assert json.loads(capsys.readouterr().out) == {"out": str(out), "pictures": 20, "unreadable": 0}
 
 
-def test_unreadable_picture_is_named_in_line_and_message_with_status_1(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_picture_is_named_in_line_and_message_with_status_1(here, tmp_path, capsys) -> None:
     out = tmp_path / "o.jsonl"
     for argv in (["broken.jpg", "data/red"], ["broken.jpg", "data/red", "--out", str(out)]):
         assert status(*argv) == 1
@@ -204,12 +187,7 @@ def test_unreadable_picture_is_named_in_line_and_message_with_status_1(
     [(signal.SIGINT, ".jsonl"), (signal.SIGTERM, ".jsonl"), (signal.SIGKILL, ".parquet")],
 )
 def test_stopped_job_keeps_its_parts_and_is_resumed(
-    signum: signal.Signals,
-    suffix: str,
-    here: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    signum: signal.Signals, suffix: str, here, tmp_path, monkeypatch, capsys
 ) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
@@ -244,9 +222,7 @@ def test_stopped_job_keeps_its_parts_and_is_resumed(
     assert out.read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
 
 
-def test_finished_file_is_counted_again_when_resumed(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_file_is_counted_again_when_resumed(here, tmp_path, capsys) -> None:
     argv = ["broken.jpg", "data/red", "--out", str(tmp_path / "o.csv")]
     assert status(*argv) == 1
     assert status(*argv, "--resume") == 1
@@ -276,7 +252,7 @@ def test_finished_file_is_counted_again_when_resumed(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_invalid_request_is_rejected_in_one_line_and_writes_nothing(
-    argv: list[str], message: str, here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, here, capsys
 ) -> None:
     (here.root / "none").mkdir(exist_ok=True)
     before = sorted(here.root.rglob("*"))
@@ -284,9 +260,7 @@ def test_invalid_request_is_rejected_in_one_line_and_writes_nothing(
     assert sorted(here.root.rglob("*")) == before
 
 
-def test_control_characters_in_class_names_are_escaped(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_in_class_names_are_escaped(here, capsys) -> None:
     names = ("\x1b[2Jred", "blue\u202e\n" + "x" * 2_000_000)
     save_pretrained(small_model(num_classes=2, class_names=names), "hostile")
     for images in (["data/red/1.png"], ["data/red"]):

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,9 +25,7 @@ def probe(*argv: object) -> int:
     return exit_status("probe", *argv, *QUICK)
 
 
-def test_table_forecast_and_paths_are_printed(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_forecast_and_paths_are_printed(here, tmp_path, capsys) -> None:
     run = tmp_path / "probe"
     assert probe("runs/tiny", "cifar10", "--data", "data", "--run", run) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -48,9 +45,7 @@ def test_table_forecast_and_paths_are_printed(
     assert main(["evaluate", str(run), "--device", "cpu"]) == 0
 
 
-def test_json_has_every_classifier(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_every_classifier(here, tmp_path, capsys) -> None:
     argv = ["--data", "data", "--run", tmp_path / "p", "--layers", "-1", "--pools", "mean", "--json"]
     assert probe("runs/tiny", *argv) == 0
     found = json.loads(capsys.readouterr().out)
@@ -74,7 +69,5 @@ def test_json_has_every_classifier(
         (["runs/tiny", "--data", "data", "--run", "data"], "data exists, and a run is never overwritten"),
     ],
 )
-def test_bad_input_is_one_line(
-    argv: list[str], reason: str, here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line(argv: list[str], reason: str, here, capsys) -> None:
     assert reason in error_line(["probe", *argv], capsys)

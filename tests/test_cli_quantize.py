@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_int8_file_is_written_and_its_comparison_printed(
-    model, data, exported_file, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    model, data, exported_file, tmp_path, capsys, monkeypatch
 ) -> None:
     pytest.importorskip("nncf", reason="NNCF is not installed (vitascope[openvino])")
     write_copies(monkeypatch, exported_file(".xml"))
@@ -53,10 +53,10 @@ def test_int8_file_is_written_and_its_comparison_printed(
         (["--int8"], "is not a run.*give data"),
         (["--int8", "--format", "torch", "--data", "digits"], "onnx, openvino"),
         (["--calibration", "digits"], "--calibration needs --int8"),
-        (["--int8", "--features"], "--int8 is measured by the accuracy of classes, .*: omit one"),
+        (["--int8", "--features"], "--features is for files in float32, .*: omit one"),
     ],
 )
-def test_invalid_request_is_rejected_in_one_line(words, complaint, model, tmp_path: Path, capsys) -> None:
+def test_invalid_request_is_rejected_in_one_line(words, complaint, model, tmp_path, capsys) -> None:
     assert main(["export", str(model), "--out", str(tmp_path / "a.onnx"), *words]) == 2
     err = capsys.readouterr().err
     assert re.search(complaint, err)

@@ -37,7 +37,7 @@ def test_options_reach_the_settings() -> None:
     assert (given.models, given.settings) == (("m",), expected)
 
 
-def test_without_a_model_the_built_in_one_is_served_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_model_the_built_in_one_is_served_and_named(capsys) -> None:
     given = parse(Serve, "serve", ["--port", "0"])
     assert given.models == (DEFAULT,)
     with socket.create_server(("127.0.0.1", 0)) as port:
@@ -57,9 +57,7 @@ def test_without_a_model_the_built_in_one_is_served_and_named(capsys: pytest.Cap
         (["other"], "each of several models needs a name: NAME=model"),
     ],
 )
-def test_invalid_option_is_rejected_in_one_line(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_option_is_rejected_in_one_line(options: list[str], message: str, capsys) -> None:
     assert main(["serve", "model", *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -67,19 +65,18 @@ def test_invalid_option_is_rejected_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_missing_library_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_library_names_the_extra(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert main(["serve", "model"]) == 2
-    needed = "the server needs fastapi: pip install 'vitascope[server]'"
-    assert capsys.readouterr().err == f"vitascope: error: {needed}\n"
+    needed = "pip install 'vitascope[server]'"
+    expected = f"vitascope: error: the server needs fastapi: {needed}\nnext   {needed}\n"
+    assert capsys.readouterr().err == expected
     monkeypatch.delitem(sys.modules, "vitascope.deploy.server.app", raising=False)
     with pytest.raises(UserError, match="the server needs fastapi"):
         importlib.import_module("vitascope.deploy.server.app")
 
 
-def test_models_with_names_are_parsed_and_a_path_is_no_name(tmp_path: Path, monkeypatch) -> None:
+def test_models_with_names_are_parsed_and_a_path_is_no_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lr=3").mkdir()
     assert by_name(["a=runs/a", "b-2=org/b"]) == {"a": "runs/a", "b-2": "org/b"}
@@ -91,7 +88,7 @@ def test_models_with_names_are_parsed_and_a_path_is_no_name(tmp_path: Path, monk
         serve(["a=x", "b=y"], Settings(), beside="z")
 
 
-def test_port_in_use_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_reported_in_one_line(tmp_path, capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", str(tmp_path), "--port", port]) == 2

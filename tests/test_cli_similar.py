@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,9 +18,7 @@ def similar(*argv: object) -> int:
     return exit_status("similar", *argv, *QUICK)
 
 
-def test_table_has_rank_similarity_label_and_image(
-    here: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_has_rank_similarity_label_and_image(here, capsys) -> None:
     assert similar("runs/tiny", PICTURE, "data", "-k", "3") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["rank", "similarity", "label", "image"]
@@ -35,9 +32,7 @@ def test_table_has_rank_similarity_label_and_image(
     assert lines[-1] == "20 images compared, 0 of them computed now"
 
 
-def test_table_leaves_out_what_the_data_lack(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_leaves_out_what_the_data_lack(here, tmp_path, capsys) -> None:
     for name in ("one.png", "two\n.png"):
         (tmp_path / name).write_bytes(here.picture.read_bytes())
         Path(tmp_path / "split" / "train" / "red").mkdir(parents=True, exist_ok=True)
@@ -59,9 +54,7 @@ def test_table_leaves_out_what_the_data_lack(
     assert len(rows) == 2  # a line break in a name breaks no row
 
 
-def test_json_has_every_value(
-    here: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_every_value(here, tmp_path, capsys) -> None:
     out = tmp_path / "found.png"
     with coarse():
         assert similar("runs/tiny", PICTURE, "data", "-k", "2", "--json", "--out", out) == 0
@@ -96,9 +89,7 @@ def test_json_has_every_value(
         (["runs/tiny", PICTURE, "data", "--out", "data/f.png"], "would be an image of data; choose another"),
     ],
 )
-def test_bad_requests_are_one_line(
-    here: SimpleNamespace, argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_requests_are_one_line(here, argv: list[str], reason: str, capsys) -> None:
     before = here.picture.read_bytes()
     assert reason in error_line(["similar", *argv, *QUICK], capsys)
     assert not list(here.root.rglob("f.*"))

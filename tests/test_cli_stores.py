@@ -106,9 +106,7 @@ def test_training_equals_that_on_local_files(store: Store, photos: str, fails: b
     assert records[0].parts["test"].names == records[1].parts["test"].names
 
 
-def test_training_stops_when_the_server_is_gone_and_is_resumed(
-    web_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_stops_when_the_server_is_gone_and_is_resumed(web_store: Store, monkeypatch) -> None:
     store = web_store
     write_folder(store.folder / "photos", per_class=10)
     pack(str(store.folder / "photos"), store.folder / "shards")
@@ -134,9 +132,7 @@ def test_training_stops_when_the_server_is_gone_and_is_resumed(
     assert_bitwise(*(from_pretrained(result.run).state_dict() for result in (whole, resumed)))
 
 
-def test_server_that_is_gone_stops_a_prediction_that_is_resumed(
-    s3_store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_server_that_is_gone_stops_a_prediction_that_is_resumed(s3_store: Store, monkeypatch, capsys) -> None:
     monkeypatch.setattr("vitascope.remote.cache.AHEAD", 4)
     store, photos, root = s3_store, photos_in(s3_store, per_class=20), s3_store.folder
     command = ["predict", f"{root}/model", photos, "--out", f"{root}/p.jsonl", *QUICK]
@@ -165,12 +161,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_content_that_hardly_arrives_is_one_line(
-    web_store: Store,
-    command: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_content_that_hardly_arrives_is_one_line(web_store: Store, command: str, monkeypatch, capsys) -> None:
     monkeypatch.chdir(web_store.folder)
     url = photos_in(web_store)
     monkeypatch.setattr(network, "LIMIT", 0.3)
@@ -184,7 +175,7 @@ def test_content_that_hardly_arrives_is_one_line(
 
 @pytest.mark.parametrize(("command", "signum"), [("predict", signal.SIGINT), ("embed", signal.SIGTERM)])
 def test_signal_ends_a_command_whose_requests_hang(
-    web_store: Store, command: str, signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    web_store: Store, command: str, signum: signal.Signals, monkeypatch
 ) -> None:
     monkeypatch.chdir(web_store.folder)
     url = photos_in(web_store)
@@ -204,9 +195,7 @@ def test_signal_ends_a_command_whose_requests_hang(
     web_store.server.drips = False
 
 
-def test_run_that_waits_for_a_batch_is_stopped_with_everything_saved(
-    web_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_waits_for_a_batch_is_stopped_with_everything_saved(web_store: Store, monkeypatch) -> None:
     root, steps = web_store.folder, []
     url = photos_in(web_store)
     monkeypatch.setitem(Loader.__init__.__kwdefaults__, "memory_budget", 0)  # images are read in every epoch
@@ -236,7 +225,7 @@ def test_run_that_waits_for_a_batch_is_stopped_with_everything_saved(
     assert_bitwise(*(from_pretrained(result.run).state_dict() for result in (whole, resumed)))
 
 
-def test_results_are_written_to_a_store(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_written_to_a_store(s3_store: Store, capsys) -> None:
     root = s3_store.folder
     write_folder(root / "photos", per_class=6)
     save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), root / "model")
@@ -272,7 +261,7 @@ def test_features_are_written_to_a_store(s3_store: Store) -> None:
     assert not list(left.glob("*"))
 
 
-def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_upload_is_resumed(s3_store: Store, capsys) -> None:
     root = s3_store.folder
     write_folder(root / "photos", per_class=6)
     save_pretrained(small_model(num_classes=2, class_names=("dark", "light")), root / "model")
@@ -294,9 +283,7 @@ def test_interrupted_upload_is_resumed(s3_store: Store, capsys: pytest.CaptureFi
     assert find_object(url) is not None
 
 
-def test_missing_bucket_for_results_is_found_before_the_work(
-    s3_store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_bucket_for_results_is_found_before_the_work(s3_store: Store, capsys) -> None:
     write_folder(s3_store.folder / "photos", per_class=1)
     command = ["predict", "cifar10", f"{s3_store.folder}/photos", *QUICK, "--out"]
     assert "no such bucket" in error_line([*command, "s3://none/p.jsonl"], capsys)
@@ -325,10 +312,7 @@ def test_run_in_a_store_is_evaluated_on_its_own_images(s3_store: Store) -> None:
     ids=lambda command: command[0],
 )
 def test_commands_that_write_local_files_alone_reject_urls(
-    command: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: list[str], tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
@@ -336,5 +320,5 @@ def test_commands_that_write_local_files_alone_reject_urls(
     assert not list(tmp_path.iterdir())
 
 
-def test_report_of_a_run_in_a_store_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_run_in_a_store_is_rejected(capsys) -> None:
     assert "into a local run only" in error_line(["report", "s3://bucket/run"], capsys)

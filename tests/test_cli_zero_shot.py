@@ -32,7 +32,7 @@ def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[tuple[str
     return [(guess["label"], guess["score"]) for guess in row["predictions"]]
 
 
-def test_named_classes_are_predicted_as_by_the_written_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_classes_are_predicted_as_by_the_written_model(capsys) -> None:
     words = ["--classes", "a cat", "a dog", "--prompts", "photo", "{} here"]
     assert main(["zero-shot", "clip", "pets", *words]) == 0
     assert capsys.readouterr().out == "2 classes, exclusive: pets\n"
@@ -45,7 +45,7 @@ def test_named_classes_are_predicted_as_by_the_written_model(capsys: pytest.Capt
     assert dict(default) != pytest.approx(dict(found), abs=1e-4)
 
 
-def test_images_are_found_by_words(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_images_are_found_by_words(capsys, folder: Path) -> None:
     (folder / "photos").mkdir()
     for number in range(4):
         Image.fromarray(noise(50 + number, 40)).save(folder / "photos" / f"{number}.png")
@@ -65,7 +65,7 @@ def test_images_are_found_by_words(capsys: pytest.CaptureFixture[str], folder: P
     assert values == sorted(values, reverse=True)
 
 
-def test_words_search_features_that_are_computed(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_words_search_features_that_are_computed(capsys, folder: Path) -> None:
     (folder / "photos").mkdir()
     Image.fromarray(noise(50, 40)).save(folder / "photos" / "one.png")
     assert main(["embed", "clip", "photos", "--out", "features.npz"]) == 0
@@ -100,9 +100,7 @@ def test_classifier_of_words_shares_cached_features_with_its_model() -> None:
         (["similar", "cifar10", "a cat", "."], "'a cat': no such file; as words: cifar10: no text model"),
     ],
 )
-def test_requests_that_do_not_fit_are_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], reason: str, folder: Path
-) -> None:
+def test_requests_that_do_not_fit_are_one_line(capsys, words: list[str], reason: str, folder: Path) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
     assert reason in error

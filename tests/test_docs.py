@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,7 @@ import vitascope as vs
 from tests import forked
 from tests.browser import HAS_BROWSER
 from tests.deploy.server.served import listening
-from tests.exported import write_copies
+from tests.exported import copied_exports
 from tests.local_hub import local_hub
 from tests.models.text import write_clip
 from tests.stores import Store
@@ -48,7 +48,6 @@ from vitascope.models.engines.runtimes import open_engine
 from vitascope.models.sizes import NAMED_SIZES, named_config
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights import builtin
-from vitascope.models.weights.agreement import agreement
 from vitascope.training import plan, start
 from vitascope.training.options.groups import AugmentationOptions
 from vitascope.training.options.recipes import RECIPES
@@ -61,14 +60,13 @@ READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *DOCS]
 RUN_HERE = [
     page
-    for page in DOCS
+    for page in (ROOT / "README.md", ROOT / "SKILL.md", *DOCS)
     if page.suffixes == [".md"] and page.stem != "walkthrough" and page.parent.name != "learn"
 ]
 """Pages whose steps this file runs. test_walkthrough.py and test_learn.py run the others, and the Chinese
 pages have the steps of the English ones (test_docs_chinese.py)."""
 DATA_PAGE = ROOT / "docs" / "data.md"
 PERFORMANCE_PAGE = ROOT / "docs" / "performance.md"
-DEPLOY_PAGE = ROOT / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−±]?\d+(?:[.,]\d+)*%?")
 SHORT_DIGITS = {"epochs": 4, "depth": 2}
@@ -77,11 +75,12 @@ SHALLOW = 3
 """Blocks of the models that the pages name: their commands do the same with each further block."""
 SMALLER = {"--depth": 2, "--epochs": 2}
 """The most of an option in a command of a page, which does the same with more."""
-NOT_RUN = {"tensorboard", "pip", "aws"}
+NOT_RUN = {"tensorboard", "pip", "aws", "make"}
 """Programs that a page may name: a server that never ends, an installation, copies to a bucket, which
 `fill` makes."""
-COPIED_EXPORTS = {"data.md", "scale.md", "python.md"}
+COPIED_EXPORTS = {"data.md", "scale.md", "python.md", "SKILL.md"}
 """Pages whose exported files nothing reads; an export takes longer than all else on a page."""
+PLAIN = ("data.md", "fine-tuning.md", "recipes.md", "scale.md", "small-data.md", "training.md")
 STORED = ("photos", "shards")
 """Folders of the reader that a page has copied to the bucket."""
 
@@ -134,16 +133,6 @@ def readers_folder(tmp_path: Path, shallow_built_in: Path, monkeypatch: pytest.M
     return folder
 
 
-@contextmanager
-def copied_exports(file: Path) -> Iterator[None]:
-    """Exports copy a file that was written once, and are compared with nothing."""
-    alike = agreement(torch.ones(1, 2), torch.ones(1, 2), 1e-3, "logits")
-    with pytest.MonkeyPatch.context() as patch:
-        write_copies(patch, file)
-        patch.setattr(import_module("vitascope.deploy.export.export"), "compare_outputs", lambda *_: alike)
-        yield
-
-
 def fast_methods(model: VisionModel) -> dict[str, Method]:
     """The heatmap methods of one pass."""
     return {name: method for name, method in methods_for(model).items() if name in ("rollout", "libra")}
@@ -152,43 +141,6 @@ def fast_methods(model: VisionModel) -> dict[str, Method]:
 def short_budget(seconds: float, validation: float, **options: Any) -> TimeBudget:
     """The budget of a run with `--minutes`, shortened to seconds."""
     return TimeBudget(min(seconds, 2.0), validation, **options)
-
-
-def test_readme_runs_from_top_to_bottom(readers_folder, capsys, monkeypatch, tmp_path) -> None:
-    with local_hub(monkeypatch, tmp_path / "hub") as hub:
-        run_readme(readers_folder, capsys)
-    assert "README.md" in hub.repositories["me/photos"]
-
-
-def run_readme(readers_folder: Path, capsys) -> None:
-    ran = []
-    names: dict[str, object] = {}
-    for kind, text in BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
-        if kind == "python":
-            with undrawn():
-                exec(compile(text, "README.md", "exec"), names)  # noqa: S102 - our own page
-            ran.append("python")
-        for line in text.splitlines() if kind == "sh" else []:
-            program, *arguments = shlex.split(line, comments=True)
-            if program == "make":
-                continue
-            assert program == "vitascope", f"no way to run {line!r}"
-            if arguments[:2] == ["train", "--resume"]:  # a reader's run was stopped; this one has finished
-                assert main(arguments) == 2
-                assert "has finished" in capsys.readouterr().err
-                continue
-            if arguments[0] == "serve":  # it never ends: tests/deploy/server/test_server.py runs it
-                parse(Serve, "serve", arguments[1:])
-                continue
-            capsys.readouterr()
-            with nullcontext() if arguments[0] == "report" or arguments == ["train"] else undrawn():
-                assert main(arguments) == 0, line
-            ran.append(arguments[0])
-            if arguments == ["train"]:
-                assert_the_digits_are_learned(capsys.readouterr().out)
-    assert {"train", "evaluate", "predict", "explain", "convert", "python"} <= set(ran)
-    assert (readers_folder / "cat.png").is_file()
-    assert (readers_folder / "photos.onnx").is_file()
 
 
 def assert_the_digits_are_learned(out: str) -> None:
@@ -200,11 +152,6 @@ def assert_the_digits_are_learned(out: str) -> None:
     paths = re.findall(r"^figure (.*)$", out, re.MULTILINE)
     assert paths
     assert all(Path(path).is_file() for path in paths)
-
-
-def numbers_of_sections(page: Path) -> list[list[str]]:
-    sections = re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [NUMBER.findall(section) for section in sections]
 
 
 def test_mirror_of_the_hub_that_the_chinese_readme_names_is_used() -> None:
@@ -219,28 +166,56 @@ def test_mirror_of_the_hub_that_the_chinese_readme_names_is_used() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_make_target_that_is_named_exists(page: Path) -> None:
+def test_every_make_target_and_file_that_is_named_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = " ".join([*blocks(page, "sh"), *re.findall(r"`([^`\n]+)`", text)])
     assert set(re.findall(r"\bmake (\w+)", commands)) <= targets
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_is_linked_exists(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (page.parent / target).exists(), target
 
 
+def long_sentences(page: Path) -> list[str]:
+    """Sentences of more than 35 words outside code and tables; a list item is one, and a link its text."""
+    text = re.sub(r"(?m)^(?:[|#]|!\[|<!--).*$", "", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    text = re.sub(r"(?m)^ *(?:[-*]|\d+\.) ", "\n\n", re.sub(r"\]\([^)]*\)", "]", text))
+    sentences = re.split(r"\n\s*\n|(?<=[.!?])[)\"*]*\s+(?=[A-Z`\"*(\[])", text)
+    return [f"{page.name}: {' '.join(words)}" for words in map(str.split, sentences) if len(words) > 35]
+
+
+def test_sentences_are_short() -> None:
+    assert [sentence for page in PLAIN for sentence in long_sentences(ROOT / "docs" / page)] == []
+
+
 def steps(page: Path) -> Iterator[tuple[str, str]]:
-    """What a page tells its reader to do, in order: ("python", code), or a program and the whole line."""
-    for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
-        if kind == "python":
-            yield "python", text
+    """What a page tells its reader to do, in order: ("python", code), or a program and the whole line; and
+    ("text", lines) that the commands right before it print."""
+    whole, end = page.read_text(encoding="utf-8"), -1
+    for block in BLOCK.finditer(whole):
+        kind, text = block.groups()
+        if kind == "python" or (kind == "text" and end >= 0 and not whole[end : block.start()].strip()):
+            yield kind, text
+        end = block.end() if kind == "sh" else -1
         for line in text.replace("\\\n", " ").splitlines() if kind == "sh" else []:
             if words := shlex.split(line, comments=True):
                 is_code = words[:2] == ["python", "-c"]
                 yield words[0], words[2] if is_code else line
+
+
+def assert_printed(lines: str, printed: str) -> None:
+    """Each line of a page was printed, in this order. A number stands for any number, `...` for any text."""
+    rest = iter(printed.splitlines())
+    for line in filter(lambda line: line.strip() != "...", lines.splitlines()):
+        parts = re.split(rf"({NUMBER.pattern}|\.\.\.|\s+|█+)", line.strip())
+        patterns = [re.escape(part) if place % 2 == 0 else any_of(part) for place, part in enumerate(parts)]
+        assert any(re.fullmatch("".join(patterns), other.strip()) for other in rest), f"{line}\n{printed}"
+
+
+def any_of(part: str) -> str:
+    """The pattern of a part of a printed line that varies."""
+    if part == "...":
+        return ".*"
+    return f"(?:{NUMBER.pattern})" if NUMBER.fullmatch(part) else r"\s+" if part.isspace() else "█*"
 
 
 def torchrun(line: str, output: Path) -> None:
@@ -256,23 +231,24 @@ def torchrun(line: str, output: Path) -> None:
     assert status == 0, f"{line}\n{output.read_text()[-3000:]}"
 
 
-def curl(line: str, served: Serve) -> None:
-    """A line as it is, but for the port, sent to a server that the page started; skipped without curl."""
+def curl(line: str, served: Serve) -> str:
+    """The answer to a line as it is, but for the port, by the page's server; empty without curl."""
     documented = f"127.0.0.1:{served.settings.port}/"
     assert documented in line
     if shutil.which("curl") is None:
-        return
+        return ""
 
-    async def story() -> None:
+    async def story() -> bytes:
         engines = {name: open_engine(ref, device="cpu") for name, ref in by_name(served.models).items()}
         protocols = served.settings.protocols
         async with listening(engines.get("", engines), protocols=protocols) as (_, (host, port)):
-            words = shlex.split(line.replace(documented, f"{host}:{port}/"))
+            words = shlex.split(line.replace(documented, f"{host}:{port}/"), comments=True)
             command = [*words, "--silent", "--show-error", "--fail-with-body"]
             done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=280)
             assert done.returncode == 0, f"{line}\n{done.stdout!r}\n{done.stderr!r}"
+            return done.stdout
 
-    asyncio.run(story())
+    return asyncio.run(story()).decode()
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
@@ -296,27 +272,32 @@ def test_page_runs_from_top_to_bottom(
     names: dict[str, object] = {}
     said = {}
     served = None
-    with undrawn(), hub:  # the README's runs are drawn
+    printed, unseen = "", False
+    if page.name == "README.md":
+        Path("photos/cat").rename("photos/bird")
+    with hub:
         for program, step in steps(page):
-            capsys.readouterr()
+            printed += "".join(capsys.readouterr())
+            if program == "text":
+                if not unseen:
+                    assert_printed(step, printed)
+                printed, unseen = "", False
+                continue
+            exports: AbstractContextManager[None] = nullcontext()
             if page.name in COPIED_EXPORTS and re.search(r"\bexport ", step.replace("vs.export(", "export ")):
                 exports = copied_exports(request.getfixturevalue("exported_file")(".onnx"))
-            else:
-                exports = nullcontext()
             if program == "python":
                 with exports:
                     exec(compile(step, page.name, "exec"), names)  # noqa: S102 - our own page
-            elif step.startswith(
-                "vitascope serve"
-            ):  # it never ends: tests/deploy/server/test_server.py runs it
-                served = parse(Serve, "serve", shlex.split(step)[2:])
+            elif step.startswith("vitascope serve"):  # it never ends; test_server.py runs it
+                served = parse(Serve, "serve", shlex.split(step, comments=True)[2:])
             elif program == "curl":
                 assert served is not None, f"{step!r} stands before the server is started"
-                curl(step, served)
-            elif program == "vitascope" and "s3://" in step and bucket is None:
-                continue  # s3fs or moto is not installed
-            elif step.startswith("vitascope page") and not HAS_BROWSER:
-                continue
+                print(curl(step, served))
+            elif (program == "vitascope" and "s3://" in step and bucket is None) or (
+                step.startswith("vitascope page") and not HAS_BROWSER
+            ):
+                unseen = True  # s3fs, moto or a browser is not installed
             elif program == "vitascope":
                 if bucket is not None:
                     fill(bucket, readers_folder)
@@ -324,24 +305,27 @@ def test_page_runs_from_top_to_bottom(
                 for option, word in itertools.pairwise(words):
                     if option in SMALLER:
                         words[words.index(option) + 1] = str(min(int(word), SMALLER[option]))
-                with exports:
+                with exports, nullcontext() if words == ["train"] else undrawn():
                     assert main(words) == 0, f"{step}\n{capsys.readouterr().err}"
-                said[step] = capsys.readouterr().out
+                said[step], err = capsys.readouterr()
+                printed += said[step] + err
             elif program == "torchrun":
                 torchrun(step, tmp_path / "torchrun.txt")
             else:
                 assert program in NOT_RUN, f"no way to run {step!r}"
+    if "vitascope train" in said:
+        assert_the_digits_are_learned(said["vitascope train"])
     assert all(service.runs for service in tracked)
     if page == DATA_PAGE:
         assert_broken_files_are_counted(said)
-    if page == DEPLOY_PAGE:
+    if page.name == "deploy.md":
         files = {path.name for path in Path("runs/small/export").iterdir()}
         assert set(re.findall(r"`(model\.\w+)`", text)) == files == {"model.xml", "model.bin"}
 
 
 def test_examples_of_the_pages_pass_a_type_checker(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
-    for page in sorted({ROOT / "README.md", *RUN_HERE}):
+    for page in RUN_HERE:
         if texts := blocks(page, "python"):
             (tmp_path / f"{re.sub(r'[^a-z]', '_', page.stem.lower())}.py").write_text("\n".join(texts))
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
@@ -404,8 +388,6 @@ def test_every_kind_of_data_has_its_line() -> None:
     assert {"photos/", "photos.zip", "photos-hf/", "shards"} <= used
     files = {file.name for parts in published.KNOWN_SETS.values() for file in parts}
     assert "cifar-10-python.tar.gz" in files
-    assert hub.looks_like_hub_id("owner/name")
-    assert hub.looks_like_hub_id("owner/name@revision")
 
 
 def test_numbers_and_names_of_the_data_page_are_those_of_the_code(monkeypatch) -> None:
@@ -467,11 +449,12 @@ def test_memory_of_explanations_is_that_of_the_results() -> None:
     at_batch_8 = measured.split("## 224 pixels, batch 8")[1].split("## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in at_batch_8.splitlines()]
     found = {(row[0], row[1]): row for row in rows if len(row) == 8}
+    stated = NUMBER.findall(PERFORMANCE_PAGE.read_text(encoding="utf-8").split("\n## ")[-1])
     for method, peer in (("rollout", "vit-explain's algorithm"), ("grad_cam", "pytorch-grad-cam")):
         ours, theirs = found[method, "vitascope"], found[method, peer]
         in_total, theirs_in_total = (float(row[7].replace(",", "")) for row in (ours, theirs))
         for share in (f"{in_total / theirs_in_total:.2f}", ours[6]):
-            assert share in numbers_of_sections(PERFORMANCE_PAGE)[-1], (method, share)
+            assert share in stated, (method, share)
 
 
 def test_drop_of_accuracy_that_int8_allows_is_as_stated() -> None:
@@ -515,7 +498,7 @@ def test_usual_names_of_columns_are_those_of_the_code() -> None:
 
 
 def test_every_recipe_has_its_line() -> None:
-    named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "training.md", "`--recipe`")]
+    named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "recipes.md", "`--recipe`")]
     assert sorted(named) == sorted(RECIPES)
 
 

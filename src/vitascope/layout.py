@@ -50,6 +50,7 @@ EXPLANATIONS = "explain"
 REPORT = "report.html"
 PROBE = "probe.html"
 FOLDS = "folds"
+EXPORTED_SUFFIXES = (".onnx", ".xml", ".pt2")
 OUT_OF_FOLD = "out_of_fold.csv"
 LOCK = ".lock"
 _STEP = re.compile(r"step-(\d{8,})")

@@ -7,14 +7,13 @@ import pytest
 from tests.data import write_picture, write_tree
 from tests.stores import Store
 from vitascope.data.contents import image_name
-from vitascope.data.datasets import open_data, open_pictures, read_data
+from vitascope.data.datasets import hub_id, open_data, open_pictures, read_data
 from vitascope.data.formats.shard_index import MAX_BYTES
 from vitascope.data.formats.shards import open_shard
 from vitascope.data.pack import pack
 from vitascope.data.reading import ImageReader
 from vitascope.data.splits import Splits
 from vitascope.data.stored import as_pictures, stored_images
-from vitascope.data.stored_data import hub_id
 from vitascope.data.table_options import TableOptions
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageError, read_image, source_name

@@ -174,15 +174,15 @@ def test_signal_while_finishing_prints_how_to_resume(
     with monkeypatch.context() as patch:
         patch.setattr(OWNERS[place], place, interrupted)
         assert main(begin) == 128 + signum
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
+    message, following = capsys.readouterr().err.splitlines()
     assert f"stopped by {signal.Signals(signum).name}; " in message
-    assert message.endswith(f"continue with: {command.format(run=run)}\n")
+    assert message.endswith(f"continue with `{command.format(run=run)}`")
+    assert following == f"next   {command.format(run=run)}"
     assert ("the model is saved in" in message) == (run / "model" / "config.json").is_file()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     if place != "write_report":
         leave_empty(monkeypatch, overview, classification, internals)
-        again = message.split("continue with: vitascope ")[1].split()
+        again = following.split()[2:]
         assert main([*again, "--device", "cpu"]) == 0
 
 

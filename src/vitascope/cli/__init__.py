@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, ClassVar, cast
 
 from vitascope._version import __version__
+from vitascope.cli.next_command import next_command, way_out
 from vitascope.cli.parsing import parse
 from vitascope.errors import Interrupted, UserError, printable, suggestion
 
@@ -18,8 +19,8 @@ GROUPS: dict[str, dict[str, str]] = {
     "Train:": {
         "train": "train.Train",
         "pretrain": "train.Pretrain",
-        "probe": "probe.Probe",
-        "zero-shot": "zero_shot.ZeroShot",
+        "probe": "features.Probe",
+        "zero-shot": "predict.ZeroShot",
     },
     "Understand:": {
         "evaluate": "evaluate.Evaluate",
@@ -27,11 +28,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "explain": "explain.Explain",
         "report": "runs.Report",
         "compare": "runs.Compare",
-        "similar": "similar.Similar",
+        "similar": "features.Similar",
     },
     "Ship:": {
         "predict": "predict.Predict",
-        "embed": "embed.Embed",
+        "embed": "features.Embed",
         "export": "ship.Export",
         "page": "ship.Page",
         "serve": "ship.Serve",
@@ -39,7 +40,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "convert": "models.Convert",
         "compress": "models.Compress",
     },
-    "Data and models:": {"audit": "audit.Audit", "pack": "models.Pack", "models": "models.Models"},
+    "Data and models:": {"audit": "features.Audit", "pack": "models.Pack", "models": "models.Models"},
     "Learn:": {"learn": "learn.Learn"},
 }
 """The commands by name: module and class."""
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_any_path()
     _collect_rarely()
     try:
-        _answer(list(sys.argv[1:] if argv is None else argv))
+        _name(_answer(list(sys.argv[1:] if argv is None else argv)))
         return 0
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -89,10 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         status, text = 2, f"error: {printable(reason)}"
     except Interrupted as stop:  # under torchrun the first process prints it
         first = not int(os.environ.get("RANK", "0"))
-        status, text = 128 + stop.signum, f"{stop}; continue with: {stop.command}" if first else ""
+        status, text = 128 + stop.signum, f"{stop}; continue with `{stop.command}`" if first else ""
     if text:
         print(f"vitascope: {text}", file=sys.stderr)
+        _name(way_out(text))
     return status
+
+
+def _name(command: str) -> None:
+    """Print the next command on standard error, as standard output has results only."""
+    if command:
+        sys.stdout.flush()
+        print(f"next   {command}", file=sys.stderr)
 
 
 def _collect_rarely() -> None:
@@ -111,25 +120,26 @@ def _print_any_path() -> None:
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
-def _answer(args: list[str]) -> None:
-    """Print what the arguments ask for, or call a command."""
+def _answer(args: list[str]) -> str:
+    """Print what the arguments ask for, or call a command and return the one that comes next."""
     if args[:1] == ["help"]:
         args = [*args[1:2], "--help"]
     if not args or args[0] in ("-h", "--help"):
         print(overview())
-        return
+        return ""
     if args[0] == "--version" and set(args[1:]) <= {"--verbose"}:
         print(f"vitascope {__version__}")
         if "--verbose" in args:
             from vitascope.training.run.environment import describe_installation
 
             print(describe_installation())
-        return
+        return ""
     if args[0] not in COMMANDS:
         word = next((word for word in args if word != "--version"), "")
         raise UserError(f"unknown command {word!r}{suggestion(word, COMMANDS)}; see `vitascope --help`")
-    command = COMMANDS[args[0]]
-    parse(command, args[0], args[1:]).call()
+    command = parse(COMMANDS[args[0]], args[0], args[1:])
+    fields = vars(command) | (command.call() or {})
+    return "" if fields.get("json") else next_command(args[0], fields)  # JSON is for programs
 
 
 def overview() -> str:

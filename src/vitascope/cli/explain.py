@@ -25,7 +25,6 @@ from vitascope.storage import explaining_failure
 if TYPE_CHECKING:
     from vitascope.analysis.explain.targets import TargetLike
     from vitascope.data.splits import ImageSet
-    from vitascope.explain import Comparison
     from vitascope.models.vision_model import VisionModel
 
 MaybePatch = Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN")]
@@ -97,11 +96,11 @@ class Explain:
     Default: a new file <picture or model>-<method>.png in the run's folder `explain`, else in this folder.
     Of several pictures the folder; repeat an interrupted command to continue it."""
 
-    def call(self) -> None:
+    def call(self) -> dict[str, object]:
         """Draw and write a figure, or compare all methods and print the table."""
         if is_picture(self.model) and all(map(is_picture, self.data)):
-            dataclasses.replace(self, model=DEFAULT, data=(self.model, *self.data)).call()
-            return
+            built_in_one = dataclasses.replace(self, model=DEFAULT, data=(self.model, *self.data))
+            return vars(built_in_one) | built_in_one.call()
         settings = self._settings()
         self._check(settings)
         from vitascope import explain
@@ -118,9 +117,7 @@ class Explain:
                 model.config.at_size(size)  # rejects a size that patches do not tile
             model.preprocess = preprocess_of(model).at_size(size)
         if out is None:
-            comparison = self._compare(model)
-            print(json.dumps(comparison.to_dict()) if self.json else self._signed(comparison.text()))
-            return
+            return {"best": self._compare(model)}
         target = question(model, self.target, versus=self.versus, like=self.like)
         if self._many:
             return self._write_maps(model, out, target, settings)
@@ -129,6 +126,7 @@ class Explain:
         with explaining_failure(out, "the figure", "choose another place"):
             save_figure(figure, out)
         print(self._signed(f"{figure.get_label()}\n{out}"))
+        return {}
 
     def _signed(self, text: str) -> str:
         """The output, with a line that names the model if that is built in."""
@@ -221,7 +219,7 @@ class Explain:
 
     def _write_maps(
         self, model: VisionModel, out: Path, target: TargetLike, settings: dict[str, Any]
-    ) -> None:
+    ) -> dict[str, object]:
         from tqdm import tqdm
 
         from vitascope.analysis.explain.maps import write_maps
@@ -257,8 +255,10 @@ class Explain:
                 bar.update()
         print(self._signed(f"{counted(faults.images - faults.count, 'map')} in {out}"))
         exit_if_unreadable(faults)
+        return {}
 
-    def _compare(self, model: VisionModel) -> Comparison:
+    def _compare(self, model: VisionModel) -> str:
+        """Print the comparison of all methods, and return the best one."""
         from tqdm import tqdm
 
         from vitascope import explain
@@ -269,7 +269,9 @@ class Explain:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            return explain.compare(model, self._sample(), seed=self.seed or 0, progress=advance)
+            comparison = explain.compare(model, self._sample(), seed=self.seed or 0, progress=advance)
+        print(json.dumps(comparison.to_dict()) if self.json else self._signed(comparison.text()))
+        return comparison.best
 
     def _pictures(self) -> dict[str, Any]:
         """The pictures of the figure, as arguments of `explain.draw`."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -138,7 +137,7 @@ class Compress:
     precision: Precision = "auto"
     device: Device = "auto"
 
-    def call(self) -> None:
+    def call(self) -> dict[str, object]:
         """Compress and print the comparison."""
         from vitascope.deploy.export.compress import compress
         from vitascope.models.hardware import reuse_freed_memory
@@ -163,10 +162,7 @@ class Compress:
         if found is not None:
             print(f"loses {found}")
         print(f"written to {result.folder}")
-        if result.pruned:
-            print(
-                f"continue training: vitascope train --data {result.data or 'DATA'} --weights {result.folder}"
-            )
+        return {"pruned": result.folder, "data": result.data or "DATA"} if result.pruned else {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,4 +194,3 @@ class Pack:
                 f"{split:<6} {counted(packed.index.images(split), 'image')} in "
                 f"{counted(len(shards), 'shard')}, {megabytes:,.1f} MB"
             )
-        print(f"train on them: vitascope train --data {shlex.quote(str(self.out))}")

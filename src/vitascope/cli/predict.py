@@ -1,4 +1,4 @@
-"""`vitascope predict`: the classes of images, a few or a folder of a million."""
+"""`vitascope predict` and `zero-shot`: the classes of images, also of classes that are only named."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import tyro
 
 from vitascope.cli.exits import exit_if_unreadable, exiting_if_stopped, exiting_with_parts
 from vitascope.cli.features import Cluster
-from vitascope.cli.parsing import Flag, Model, Views
-from vitascope.cli.zero_shot import Classes, Prompts
+from vitascope.cli.parsing import Device, Flag, Folder, Model, Views
 from vitascope.data.table_options import DataOptions, TableOptions, is_table
 from vitascope.errors import UserError, printable
 from vitascope.formatting import counted
 from vitascope.models.engines.compute import Resources
+from vitascope.models.options import ClassOutputs
 
 if TYPE_CHECKING:
     from vitascope.data.reading import Faults
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from vitascope.models.vit import VisionTransformer
 
 BATCH_SIZE = 64
+Classes = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
+Prompts = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="PROMPT ...",
+        help="Texts with {} for the name, whose vectors are averaged, or the sets `name`, `photo` (a photo "
+        'of a {}.) and `photos`, ten texts. Default: "a photo of {}."',
+    ),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +88,7 @@ class Predict:
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     """Where predictions are computed."""
 
-    def call(self) -> None:
+    def call(self) -> dict[str, object]:
         """Predict, and print or write."""
         self._check()
         from vitascope.deploy.predict.predictor import find_images
@@ -108,6 +117,8 @@ class Predict:
         else:
             engine = self._engine()
             self._print(engine, self._suited(task, engine), images)
+        first = self.images[0]
+        return {"picture": first} if os.path.isfile(first) and not is_table(first) else {}
 
     def _engine(self) -> Engine:
         from vitascope.models.engines.runtimes import as_engine
@@ -258,3 +269,34 @@ def outcome_in_words(result: ImageResult, width: int) -> str:
 def label_width(result: ImageResult) -> int:
     """The longest label's length; labels may be any text, and are shortened for one line."""
     return max((len(printable(guess.label, 80)) for guess in result.predictions), default=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZeroShot:
+    """Write a classifier of classes that are named, without training.
+
+    Needs an extra: pip install 'vitascope[text]'.
+    """
+
+    model: Model
+    """A CLIP or SigLIP with its text model and tokenizer: a folder, or a hub id."""
+    out: Folder
+    """The new model folder, which every command takes."""
+    classes: Classes
+    """The names of the classes, such as "a cat" "a dog"; or a .txt file of names, one per line."""
+    prompts: Prompts = ()
+    outputs: ClassOutputs | None = None
+    """One class applies, or any may. Default: exclusive for CLIP, independent for SigLIP."""
+    device: Device = "auto"
+
+    def call(self) -> None:
+        """Make the classifier and write it."""
+        from vitascope.models.text.zero_shot import zero_shot
+        from vitascope.models.weights.loading import save_pretrained
+
+        model = zero_shot(
+            self.model, self.classes, prompts=self.prompts or None, outputs=self.outputs, device=self.device
+        )
+        folder: Path = save_pretrained(model, self.out)
+        count = model.config.num_classes
+        print(f"{count:,} {'class' if count == 1 else 'classes'}, {model.config.outputs}: {folder}")

@@ -68,26 +68,11 @@ class Export:
     If more is lost, nothing is written.
     A warning tells if the images are too few to be sure."""
 
-    def call(self) -> None:
+    def call(self) -> dict[str, object]:
         """Export, compare, print."""
-        common: dict[str, Any] = {
-            name: getattr(self, name) for name in ("format", "input", "dynamic_resolution")
-        }
+        common: dict[str, Any] = {n: getattr(self, n) for n in ("format", "input", "dynamic_resolution")}
         if self.int8:
-            if self.features:
-                raise UserError(
-                    "--int8 is measured by the accuracy of classes, which --features leaves out: omit one"
-                )
-            if self.views > 1:
-                raise UserError("--views is for files in float32, which --int8 rounds: omit one")
-            if self.explain:
-                raise UserError("--explain compares heatmaps in float32, which --int8 rounds: omit one")
-            from vitascope.deploy.export.quantize import quantize
-
-            common |= {name: getattr(self, name) for name in ("data", "calibration", "max_drop")}
-            found = quantize(self.model, self.out, calibration_images=self.images, **common)
-            print("\n".join(comparison_lines(found)))
-            return
+            return self._quantize(common)
         if self.calibration is not None:
             raise UserError("--calibration needs --int8")
         from vitascope.data.datasets import open_pictures
@@ -105,6 +90,19 @@ class Export:
         if done.heatmaps is not None:
             print(f"its heatmaps: {done.heatmaps.summary}")
         print(f"\nTo use it without vitascope:\n{textwrap.indent(done.program, '    ')}")
+        return {"feature_file" if self.features else "file": done.files[0]}
+
+    def _quantize(self, common: dict[str, Any]) -> dict[str, object]:
+        """Write the file in 8-bit integers, and print its comparison with fp32."""
+        from vitascope.deploy.export.quantize import quantize
+
+        for option in ("features", "views", "explain"):
+            if getattr(self, option) != getattr(Export, option):
+                raise UserError(f"--{option} is for files in float32, but --int8 was given: omit one")
+        common |= {name: getattr(self, name) for name in ("data", "calibration", "max_drop")}
+        found = quantize(self.model, self.out, calibration_images=self.images, **common)
+        print("\n".join(comparison_lines(found)))
+        return {"file": found.files[0]}
 
 
 def comparison_lines(done: QuantizationResult) -> list[str]:
@@ -172,7 +170,7 @@ class Page:
     unproved: Flag = False
     """Keep the file without trying it in a browser."""
 
-    def call(self) -> None:
+    def call(self) -> dict[str, object]:
         """Write, prove, print. SIGINT and SIGTERM end the browser too, and leave no file."""
         from vitascope.data.datasets import open_pictures
         from vitascope.deploy.export.export import evenly_spaced
@@ -192,6 +190,7 @@ class Page:
             describe(done.beside, done.weights, compared_on, "it is asked for")
         if done.proof is None:
             print("unproved: not tried in a browser")
+        return {"page": done.path}
 
     def _given_samples(self) -> list[ImageFile] | str | None:
         """The pictures of --samples or `test`; None if the option is not given."""

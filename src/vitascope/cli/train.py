@@ -28,7 +28,7 @@ class RunCommand:
         str | None,
         tyro.conf.arg(metavar="NAME", help_behavior_hint=f"(one of {', '.join(sorted(RECIPES))})"),
     ] = None
-    """Recipe of the defaults; see docs/training.md."""
+    """Recipe of the defaults; see docs/recipes.md."""
     config: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """config.yaml of a run that provides the defaults instead of a recipe: repeats that run."""
     resume: str | None = None
@@ -45,11 +45,10 @@ class RunCommand:
             return dataclasses.replace(self, training=TrainConfig.from_yaml(self.config))
         return dataclasses.replace(self, training=TrainConfig.from_recipe(self.recipe or self.RECIPE))
 
-    def call(self) -> None:
+    def call(self) -> dict[str, object]:
         """Run or resume, and print the paths of the results."""
         from vitascope import runs
         from vitascope.training.distributed import is_first
-        from vitascope.training.results import PretrainResult
 
         if self.resume is None:
             result = self.start()
@@ -57,13 +56,12 @@ class RunCommand:
             raise UserError(f"--resume takes its options from {self.resume}: leave out --recipe and --config")
         else:
             result = runs.resume(self.resume, missing=self.missing, **self.training)
-        if is_first():
-            lines = [f"model  {result.run / 'model'}"]
-            lines += [f"figure {path}" for path in result.figures.values()]
-            lines.append(f"report {result.report}")
-            if isinstance(result, PretrainResult):
-                lines.append(f"next   vitascope train --weights {result.run} --data FOLDER")
-            print("\n".join(lines).replace(str(result.run), result.url or str(result.run)))
+        if not is_first():
+            return {}
+        run = result.url or str(result.run)
+        lines = [f"model  {result.run / 'model'}", *(f"figure {path}" for path in result.figures.values())]
+        print("\n".join([*lines, f"report {result.report}"]).replace(str(result.run), run))
+        return {"run": run}
 
     def start(self) -> RunResult:
         """Run the function of the library, whose recipe decides on what is not named."""

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from vitascope.data.contents import first_of_content, image_name
 from vitascope.data.decisions import Decisions
 from vitascope.data.folds import splits_of_fold
 from vitascope.data.formats import digits
-from vitascope.data.formats.archive import Archive
+from vitascope.data.formats.archive import TAR_SUFFIXES, Archive
 from vitascope.data.formats.cifar import Cifar
 from vitascope.data.formats.folder import Folder, FolderStream, inner_folder, read_folder
 from vitascope.data.formats.format import DataFormat, DataPackage
@@ -27,12 +28,13 @@ from vitascope.data.formats.table import Table
 from vitascope.data.listing import IMAGE_SUFFIXES, suffix_of
 from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet, Inventory, Splits, complete_splits, without_rare
-from vitascope.data.stored_data import hub_id, open_stored, with_objects
 from vitascope.data.table_options import AS_RECOGNIZED, TABLE_SUFFIXES, TableOptions, is_table
 from vitascope.errors import UserError, check_choice, naming, nearest_path, printable, suggestion
 from vitascope.formatting import canonical, counted
 from vitascope.models.decoding import ImageSource, greatest_integer, header_size, source_name
-from vitascope.remote import source_at
+from vitascope.remote import StoredImage, cache, source_at
+from vitascope.remote.paths import AnyPath, StorePath, stored_at
+from vitascope.remote.stores import RemoteObject, name_in
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ _ACCEPTED = (
     f"({', '.join(TABLE_SUFFIXES)}), CIFAR's or MNIST's files, WebDataset shards, or a data set of the "
     "Hugging Face hub as OWNER/NAME"
 )
+_ARCHIVES = (".zip", *TAR_SUFFIXES)
+_DATA_SET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?")
 
 
 def open_data(
@@ -406,3 +410,40 @@ def find_copies(splits: Splits) -> Copies:
         ),
         folds=bool(len(splits.train.folds)),
     )
+
+
+def open_stored(url: str) -> AnyPath | None:
+    """DATA in a store: a folder as it is listed now, or the local copy of a table or an archive; None for
+    local DATA.
+
+    Raises:
+        StoreError: no such object or folder, or the store does not answer.
+        UserError: another kind of object, or one that the cache has no room for.
+    """
+    stored = stored_at(url)
+    if not isinstance(stored, RemoteObject):
+        return stored
+    if not is_table(url) and not url.lower().endswith(_ARCHIVES):
+        raise UserError(
+            f"{url}: neither a folder, nor a table or an archive by its name "
+            f"({', '.join((*TABLE_SUFFIXES, *_ARCHIVES))})"
+        )
+    folder = url.rpartition("/")[0]
+    return cache.copied([stored], folder) / name_in(url, folder)
+
+
+def with_objects(images: ImageSet) -> ImageSet:
+    """The same images, with `StoredImage`s in place of paths in a store."""
+    if not isinstance(images.sources, list):
+        return images  # shards, whose files are objects already, and pixels in memory
+    sources = [
+        StoredImage(source.object.url, source.object) if isinstance(source, StorePath) else source
+        for source in images.sources
+    ]
+    return dataclasses.replace(images, sources=sources)
+
+
+def hub_id(data: str) -> str:
+    """The id of a whole data set of the hub, which its own library reads; other data stay as they are."""
+    match = _DATA_SET.fullmatch(data)
+    return data if match is None else f"{match[1]}@{match[2] or 'main'}"

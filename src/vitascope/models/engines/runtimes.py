@@ -19,6 +19,7 @@ from torch import Tensor
 from vitascope._version import __version__
 from vitascope.arguments import check_value
 from vitascope.errors import UserError, check_choice
+from vitascope.layout import EXPORTED_SUFFIXES
 from vitascope.models.config import ViTConfig
 from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.engine import Answers, Engine, TorchEngine
@@ -34,7 +35,6 @@ from vitascope.models.weights.loading import from_pretrained
 from vitascope.models.weights.stored_model import local_model
 from vitascope.remote import url_name
 
-SUFFIXES = (".onnx", ".xml", ".pt2")  # of exported models
 InputMode = Literal["pictures", "tensors"]
 INPUT_MODES = ("pictures", "tensors")
 INPUT = "pixels"  # names in the graph
@@ -416,10 +416,10 @@ def exported_file_at(ref: str | os.PathLike[str]) -> Path | None:
     """The exported model that a MODEL reference means: the file, or the only one in a folder; else None."""
     path = Path(os.path.expanduser(ref))
     if os.path.isfile(path):  # False, not an error, for a path that is too long
-        return path if path.suffix in SUFFIXES else None
+        return path if path.suffix in EXPORTED_SUFFIXES else None
     if not os.path.isdir(path) or (path / CONFIG).exists():  # a model folder, whatever else it contains
         return None
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    files = sorted(file for file in path.iterdir() if file.suffix in EXPORTED_SUFFIXES)
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ExportedModelError(f"{path}: {len(files)} exported models, {names}; name one of them")

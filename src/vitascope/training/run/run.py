@@ -570,7 +570,7 @@ def _new_folder(run: Run, *, numbered: bool) -> Path:
             return folder
         except FileExistsError as error:
             if not numbered:
-                raise _exists(run.ref) from error
+                raise _exists(run) from error
         number += 1
         folder = path.with_name(f"{path.name}-{number}")
 
@@ -581,14 +581,15 @@ def new_run(ref: str | os.PathLike[str]) -> Run:
     if run.store is None:
         check_local(run.path)
     if run.path.exists() or (run.store is not None and not run.store.is_new()):
-        raise _exists(run.ref)
+        raise _exists(run)
     return run
 
 
-def _exists(ref: str) -> UserError:
+def _exists(run: Run) -> UserError:
+    resume = f"vitascope train --resume {shlex.quote(run.ref)}{' --epochs MORE' * run.finished}"
     return UserError(
-        f"{ref} exists, and a run is never overwritten; choose another folder, or continue a training "
-        f"with `vitascope train --resume {shlex.quote(ref)}`"
+        f"{run.ref} exists, and a run is never overwritten; choose another folder, or continue a training "
+        f"with `{resume}`"
     )
 
 

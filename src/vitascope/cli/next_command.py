@@ -1,0 +1,81 @@
+"""The command that usually comes next: after each command, and after errors whose way out is a command."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from vitascope.layout import EXPORTED_SUFFIXES
+
+NEXT: dict[str, tuple[str, ...]] = {
+    "train": ("vitascope serve {run}",),
+    "pretrain": ("vitascope train --weights {run} --data FOLDER",),
+    "probe": ("vitascope serve {run}",),
+    "zero-shot": ("vitascope serve {out}",),
+    "evaluate": ("vitascope export {model}", "vitascope serve {exported}"),
+    "calibrate": ("vitascope evaluate {out} --data {data}",),
+    "explain": (
+        "vitascope explain {model} PICTURE --method {best}",
+        "vitascope explain {model} {data} --compare",
+        "vitascope serve {model}",
+    ),
+    "report": ("vitascope serve {run}",),
+    "compare": ("vitascope serve {runs[0]} --beside {runs[1]}",),
+    "similar": ("vitascope audit {data} --out audit",),
+    "predict": (
+        "vitascope zero-shot {model} runs/zero-shot --classes {classes}",
+        "vitascope explain {model} {picture}",
+        "vitascope explain {model} {images} --compare",
+        "vitascope serve {exported}",
+    ),
+    "embed": ("vitascope similar {model} PICTURE {data}", "vitascope similar {exported} PICTURE {data}"),
+    "export": ("vitascope embed {feature_file} FOLDER --out features.npz", "vitascope serve {file}"),
+    "page": ("python -m webbrowser {page}",),
+    "convert": ("vitascope serve {out}",),
+    "compress": (
+        "vitascope train --data {data} --weights {pruned}",
+        "vitascope serve {model} --beside {out}",
+    ),
+    "audit": ("python -m webbrowser {page}",),
+    "pack": ("vitascope train --data {out}",),
+    "models": ("vitascope train --data FOLDER --model NAME",),
+}
+"""By command. The first line is taken whose names are all known: fields of the command that are not empty,
+and what its `call` returns. `exported` is `model` where that is a file of `vitascope export`. Words in
+capitals are for the reader to fill in. `serve` and `mcp` never end, and `learn` prints the next exercise."""
+
+WAY_OUT = re.compile(
+    r"(?:\brun|\bwith|\bby|;) `(vitascope \w[^`]* [^`]+)`|(pip install (?:'[^']+'|\"[^\"]+\"|\S+))"
+)
+"""How a message names the command that leads out of an error."""
+
+
+class Words(tuple[str, ...]):
+    """Words of a command line, each quoted where the shell needs it."""
+
+    __slots__ = ()
+
+    def __format__(self, _: str) -> str:
+        return " ".join(self)
+
+
+def next_command(name: str, fields: Mapping[str, object]) -> str:
+    """The command after one that ended well, by the fields of that and of its results; empty without one."""
+    words: dict[str, Words] = {}
+    for field, value in fields.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, str | Path) or (isinstance(value, tuple) and value):
+            words[field] = Words(shlex.quote(str(each)) for each in values)
+    if Path(str(fields.get("model"))).suffix in EXPORTED_SUFFIXES:
+        words["exported"] = words.pop("model")
+    for line in NEXT.get(name, ()):
+        with suppress(KeyError):
+            return line.format_map(words)
+    return ""
+
+
+def way_out(error: str) -> str:
+    """The command that an error's message names as the way out; empty if it names none."""
+    match = WAY_OUT.search(error)
+    return "" if match is None else match[1] or match[2]
