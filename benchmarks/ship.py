@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -31,7 +32,6 @@ import torch
 import yaml
 from PIL import Image
 from tests.browser import tour
-from tests.test_walkthrough import redraw
 
 from vitascope.analysis.evaluate import evaluate
 from vitascope.cli import main as vitascope
@@ -245,7 +245,7 @@ def draw() -> None:
             raise SystemExit(f"{page.name} does not state the accuracy of {DEFAULT}")
         page.write_text(text, encoding="utf-8")
     draw_gallery()
-    redraw()
+    runpy.run_path(str(DOCS / "learn" / "notebooks.py"), run_name="__main__")
     draw_explorer()
 
 

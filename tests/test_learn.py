@@ -1,9 +1,11 @@
 """The pages of docs/learn: their code runs, their numbers hold, and the notebooks are those of the pages."""
 
-import importlib.util
+import base64
 import json
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,27 +19,26 @@ LEARN = Path(__file__).parent.parent / "docs" / "learn"
 EPOCHS = "epochs, batch = 60, 32"
 
 
-def notebooks() -> Any:
-    """The script that makes the notebooks."""
-    spec = importlib.util.spec_from_file_location("notebooks", LEARN / "notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = notebooks()
+SCRIPT = SimpleNamespace(**runpy.run_path(str(LEARN / "notebooks.py")))
 
 
 @pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.name)
-def test_notebook_is_that_of_the_page(page: Path) -> None:
-    text, made = page.read_text(encoding="utf-8"), page.with_suffix(".ipynb").read_text(encoding="utf-8")
-    assert made == SCRIPT.notebook(text), "run `python docs/learn/notebooks.py`"
-    cells = json.loads(made)["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert code == [block.strip() for block in blocks(page, "python")]
-    assert not any("```python" in "".join(cell["source"]) for cell in cells)
+def test_notebook_is_that_of_the_page_with_outputs(page: Path) -> None:
+    file = page.with_suffix(".ipynb")
+    made, bare = json.loads(file.read_text(encoding="utf-8")), SCRIPT.notebook(page)
+    cells = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
+    codes = ["".join(cell["source"]) for cell in cells]
+    assert codes == [SCRIPT.INSTALL, *(block.strip() for block in blocks(page, "python"))]
+    for code, cell in zip(codes[1:], cells[1:], strict=True):
+        prints = bool(re.search(r"^ *print\(", code, re.MULTILINE))
+        draws = code.splitlines()[-1].startswith(("panels(", "save("))
+        kinds = [output["output_type"] for output in cell["outputs"]]
+        assert kinds == ["stream"] * prints + ["execute_result"] * draws
+        pictures = [output["data"]["image/png"] for output in cell["outputs"] if "data" in output]
+        assert all(0 < len(base64.b64decode(picture)) <= 300_000 for picture in pictures)
+        cell |= {"outputs": [], "execution_count": None}
+    assert made == bare, "run `python docs/learn/notebooks.py`"
+    assert file.stat().st_size <= 2_000_000
 
 
 def run(

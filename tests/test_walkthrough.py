@@ -1,8 +1,6 @@
 """The walkthrough in both languages: its code runs, its shapes are right, and the languages agree.
 
-This makes the pictures and outputs of both again; the Chinese pictures need the font Noto Sans CJK:
-
-    python -m tests.test_walkthrough
+`python docs/learn/notebooks.py` makes its pictures, outputs and notebooks again.
 """
 
 import ast
@@ -10,19 +8,14 @@ import contextlib
 import dataclasses
 import functools
 import io
-import itertools
 import re
-import shutil
 import tempfile
 import tokenize
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
-from matplotlib import font_manager
 from PIL import Image
 
 import vitascope as vs
@@ -36,12 +29,9 @@ PAGES = (ENGLISH, CHINESE)
 PICTURES = {page: DOCS / "images" / page.stem for page in PAGES}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHAPE = re.compile(r"# (?:each |各为 )?(\((?:\d+|K)(?:, (?:\d+|K))*,?\))")
-OUTPUT = re.compile(r"^```text\n.*?^```", re.MULTILINE | re.DOTALL)
 MAX_BYTES = 80_000
 HAN = re.compile(r"[\u4e00-\u9fff]")
 """A Chinese character."""
-CHINESE_FONT = "Noto Sans CJK SC"
-"""With the letter forms of mainland China; the other faces of the same file have those of Japan or Korea."""
 KEPT_IN_ENGLISH = {"token", "rollout", "MLP", "z0"}
 """Terms that have no usual translation, and names in the code."""
 
@@ -120,9 +110,9 @@ def outcome(page: Path) -> Outcome:
     """Run a page's code, once for all tests."""
     shown: list[str] = []
 
-    def save_figure(figure: Any, path: Path) -> None:
+    def save_figure(figure: Any, path: Path) -> Path:
         shown.append(texts(figure))
-        original(figure, path)
+        return original(figure, path)
 
     original = plots.save_figure
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), coarse():
@@ -182,40 +172,3 @@ def test_links_within_a_page_lead_to_its_headings(page: Path) -> None:
     links = set(re.findall(r"\]\(#([^)]+)\)", text))
     assert links
     assert links <= anchors
-
-
-@contextlib.contextmanager
-def chinese_font() -> Iterator[None]:
-    """Draw texts with `CHINESE_FONT`."""
-    for path in font_manager.findSystemFonts():  # matplotlib's own list may be older than the font
-        if Path(path).name.startswith("NotoSansCJK"):
-            font_manager.fontManager.addfont(path)
-    if CHINESE_FONT not in font_manager.get_font_names():
-        raise SystemExit(
-            f"the font {CHINESE_FONT} is not installed; the pictures of {CHINESE.name} need it: "
-            "apt-get install fonts-noto-cjk"
-        )
-    with matplotlib.rc_context({"font.family": CHINESE_FONT}):
-        yield
-
-
-def redraw() -> None:
-    """Make the pictures and outputs of both pages."""
-    with chinese_font():
-        redraw_page(CHINESE)
-    redraw_page(ENGLISH)
-
-
-def redraw_page(page: Path) -> None:
-    """Make a page's pictures and outputs."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        printed = run_page(page)
-        shutil.rmtree(PICTURES[page], ignore_errors=True)
-        shutil.copytree("walkthrough", PICTURES[page])
-    text = page.read_text(encoding="utf-8")
-    pieces = zip(OUTPUT.split(text), [*(f"```text\n{output}```" for output in printed), ""], strict=True)
-    page.write_text("".join(itertools.chain.from_iterable(pieces)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    redraw()
