@@ -515,7 +515,7 @@ def test_usual_names_of_columns_are_those_of_the_code() -> None:
 
 
 def test_every_recipe_has_its_line() -> None:
-    named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "training.md", "`--recipe`")]
+    named = [cell.strip("`") for cell, *_ in table(ROOT / "docs" / "recipes.md", "`--recipe`")]
     assert sorted(named) == sorted(RECIPES)
 
 

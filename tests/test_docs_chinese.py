@@ -251,7 +251,7 @@ def test_each_language_leads_to_the_other_at_the_top(page: Path) -> None:
 UNIDIOMATIC = (
     r"在笔记本中",  # a notebook of paper, or a laptop
     r"类别(?:令牌|标记)|寄存器令牌|标记序列",  # class token, register token and token stay English
-    r"\d M\b",  # 100 万
+    r"\d M\b(?! parameters)",  # 100 万
     r"可以是一次运行|一次运行的",  # of a run folder
     r"长度由.{0,4}机器|最多增加 1%",
     r"期限和限额|混淆情况|看清内部|无状态的顺序|最有把握的错误|没有谁再读|得到回报",

@@ -28,7 +28,7 @@ class RunCommand:
         str | None,
         tyro.conf.arg(metavar="NAME", help_behavior_hint=f"(one of {', '.join(sorted(RECIPES))})"),
     ] = None
-    """Recipe of the defaults; see docs/training.md."""
+    """Recipe of the defaults; see docs/recipes.md."""
     config: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """config.yaml of a run that provides the defaults instead of a recipe: repeats that run."""
     resume: str | None = None
