@@ -12,17 +12,21 @@ from mkdocs.exceptions import PluginError
 
 jieba.setLogLevel(logging.WARNING)  # the search plugin uses it if it is installed
 BOOSTS = {
-    **dict.fromkeys(("questions", "troubleshooting"), 2),
+    "questions": 2,
     **dict.fromkeys(("commands/", "architecture"), 0.5),
     **dict.fromkeys(("reference/", "contributing", "cifar10", "samples"), 0.1),
     **dict.fromkeys(("benchmarks/", "changelog"), 0.01),
 }
 """How much a result of the search counts, by the start of the page's place; 1 for other guides."""
 SEARCH = {
-    # A pasted `--class-weights` excluded pages with these words.
+    # A pasted `--class-weights` excluded pages with these words. Its own section comes first.
     # Of the words that begin with a word of the question, the word itself counts most.
     r"(?<=search\(e\)\{if\(e=e)(?=\.replace\(new RegExp)": (
-        r""".replace(/(^|\s)-+/g,"$1").replace(/^[^"+~^*:]+$/,q=>q.replace(/\w[\w-]+/g,"$&^4 $&"))"""
+        r""".replace(/^.*/,q=>this.asked=q.trim()).replace(/(^|\s)-+/g,"$1")"""
+        r""".replace(/^[^"+~^*:]+$/,q=>q.replace(/\w[\w-]+/g,"$&^4 $&"))"""
+    ),
+    r"(?<=score:a\*\(1\+K\(g,2\)\))(?=,terms)": (
+        r"""*(/^--/.test(this.asked)&&c.location.includes("#"+this.asked)?1e3:1)"""
     ),
     # The last sign of Chinese words was not compared, and a last word of one sign was left out.
     r"(?<=for\(let o=s\+1;o)<(?=t\.length;o\+\+\)t\.slice\(s,o\))": "<=",

@@ -39,10 +39,10 @@ NOTE = """<style>
     :root[lang|="zh"] #demo [lang="zh-CN"] { display: inline; }
     </style>
     <p id="demo">
-      <span lang="en"><strong>Drop a picture: nothing leaves this computer.</strong> The model is in this page and
-        computes in the browser: <a href="../cifar10.html">its card</a>,
-        <a href="../index.html">what vitascope is</a>.</span>
-      <span lang="zh-CN"><strong>拖入一张图片：任何数据都不会离开这台电脑。</strong>模型就在本页面中，由浏览器计算：<a
+      <span lang="en"><strong>Drop a picture: nothing leaves this computer.</strong>
+        The model is in this page and computes in the browser:
+        <a href="../cifar10.html">its card</a>, <a href="../index.html">what vitascope is</a>.</span>
+      <span lang="zh-CN"><strong>拖入一张图片：任何数据都不会离开这台电脑。</strong>模型就在本页面中：<a
         href="../cifar10.html">模型卡片</a>，<a href="../index.zh.html">vitascope 简介</a>。</span>
     </p>
     """

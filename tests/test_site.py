@@ -25,6 +25,7 @@ FROM_ELSEWHERE = re.compile(
 FIRST = {
     "--class-weights": "a[href*='commands/train.html?'][href$='#--class-weights']",
     "--samples": "a[href*='commands/page.html?'][href$='#--samples']",
+    "--device": "a[href$='#--device']",
     "混淆矩阵": "a[href*='.zh.html?']",
 }
 """What the search finds first."""
