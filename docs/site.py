@@ -11,6 +11,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -156,4 +157,4 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
 
 def on_post_template(output_content: str, *, template_name: str, config: Any) -> str:
     """The same for the page of addresses that do not exist."""
-    return output_content.replace(SHIM, "worker.js")
+    return output_content.replace(SHIM, f"{urlsplit(config.site_url).path}worker.js")

@@ -68,6 +68,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 def test_a_page_of_the_repository_links_to_pages_of_the_site(site: Path) -> None:
     start = (site / "index.html").read_text("utf-8")
     assert 'src="images/' in start
+    assert not re.findall(rf'<a [^>]*href="{ADDRESS}', start)  # also those work from the disk
     assert "docs/" not in re.sub(r"<code.*?</code>", "", start, flags=re.DOTALL).replace("/docs/", "")
 
 
