@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/side_by_side.py --data cifar10/ --minutes 10 --out
 
 Ours is `vitascope train --data DATA --minutes N --weights none`. timm's loop is AdamW with rate 1e-3 and
-weight decay 0.05, a warm-up of a twentieth and a cosine over the time, batches of 128, shifts of an eighth, and
+weight decay 0.05, warm-up for a twentieth and a cosine over the time, batches of 128, shifts of 12.5% and
 flips, in bf16 where the CPU has units for it. Its validations do not count as time, ours do. Both read,
 normalize and validate the same images; the test images are measured once, at the end. Another load on the
 machine slows both down.

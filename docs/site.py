@@ -136,6 +136,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
             return match[0] if picture else text
         return f"{picture}[{text}]({posixpath.relpath(site, posixpath.dirname(place) or '.')}{anchor})"
 
+    markdown = markdown.replace('<img src="docs/', '<img src="')
     parts = CODE.split(markdown)
     return "".join(part if part.startswith("`") else LINK.sub(linked, part) for part in parts)
 
