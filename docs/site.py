@@ -1,28 +1,53 @@
-"""Hooks of MkDocs: the pages that are made of the source, and links between pages of the repository.
+"""Hooks of MkDocs: the reference of Python, the demo, and links between pages of the repository.
 
 A page of the site keeps its text; links to files that are no pages lose their target.
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
 import posixpath
 import re
-import subprocess
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 import vitascope
 from vitascope.cli import COMMANDS
+from vitascope.data.samples import CREDIT, PHOTOS
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)((?:#[^)\s]*)?)\)")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 EXAMPLE = re.compile(r"^```python$.*?^```$", re.MULTILINE | re.DOTALL)
 SHIM = "https://unpkg.com/iframe-worker/shim"
+DEMO = "demo/index.html"
+SHOWN = ("horse", "cat", "dog")
+"""The photographs of the demo."""
+INTRODUCTION = '<p id="intro">'
+NOTE = """<style>
+    #demo { grid-column: 1 / -1; font-size: 1.05rem; }
+    @media (max-width: 40rem) { /* the answer is on the first screen */
+      #demo + #intro { display: none; }
+      #panels[data-count="1"] .full .picture { width: min(100%, calc(36vh * var(--ratio))); }
+    }
+    #demo a { color: var(--accent); }
+    #demo [lang="zh-CN"], :root[lang|="zh"] #demo [lang="en"] { display: none; }
+    :root[lang|="zh"] #demo [lang="zh-CN"] { display: inline; }
+    </style>
+    <p id="demo">
+      <span lang="en"><strong>Drop a picture: nothing leaves this computer.</strong>
+        The model is in this page and computes in the browser:
+        <a href="../cifar10.html">its card</a>, <a href="../index.html">what vitascope is</a>.</span>
+      <span lang="zh-CN"><strong>拖入一张图片：任何数据都不会离开这台电脑。</strong>模型就在本页面中：<a
+        href="../cifar10.html">模型卡片</a>，<a href="../index.zh.html">vitascope 简介</a>。</span>
+    </p>
+    """
+"""What the demo says above the explorer's own introduction, in the language that the explorer chooses."""
 COPIED = {
     "README.md": "index.md",
     "README.zh.md": "index.zh.md",
@@ -37,14 +62,6 @@ COPIED = {
 """Pages outside of docs/, by their place in the repository, and where they stand in the site."""
 
 
-def help_of(command: str) -> str:
-    """The page of a command: what `--help-all` prints."""
-    words = [sys.executable, "-m", "vitascope", command, "--help-all"]
-    env = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT / "src")}
-    text = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
-    return f"# vitascope {command}\n\n```text\n{text.rstrip()}\n```\n"
-
-
 def reference_of(name: str) -> str:
     """The page of a public name, with its example of docs/python.md."""
     home = vitascope._HOMES.get(name)
@@ -56,7 +73,9 @@ def reference_of(name: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of the reference to the navigation."""
+    """Add the pages of the reference to the navigation, and the sentence of the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    config.site_description = project["description"]
     api = [{f"vs.{name}": f"reference/{name}.md"} for name in vitascope.__all__]
     commands = [{name: f"commands/{name}.md"} for name in COMMANDS]
     tables = [place for place in COPIED.values() if place.startswith("benchmarks/")]
@@ -71,13 +90,35 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not in docs/, and the pictures that they show."""
     pages = {f"reference/{name}.md": reference_of(name) for name in vitascope.__all__}
-    pages |= {f"commands/{name}.md": help_of(name) for name in COMMANDS}
     pages |= {place: (ROOT / path).read_text("utf-8") for path, place in COPIED.items()}
     for place, text in pages.items():
         files.append(File.generated(config, place, content=text))
     for picture in sorted((ROOT / "benchmarks" / "results").glob("*.png")):
         files.append(File.generated(config, f"benchmarks/{picture.name}", abs_src_path=str(picture)))
+    files.append(File.generated(config, DEMO, content=demo()))
     return files
+
+
+def demo() -> str:
+    """The page of the built-in model, with what is to do, and links to its card and to the start of the site.
+
+    It is written once for each state of the source, which takes 10 s, and not tried in a browser.
+    """
+    state = hashlib.sha256()
+    sources = (path for path in (ROOT / "src").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    for path in sorted(sources):
+        state.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes())
+    cached = ROOT / "build" / f"demo-{state.hexdigest()[:16]}.html"
+    if not cached.exists():
+        for old in cached.parent.glob("demo-*.html"):
+            old.unlink()
+        vitascope.page("cifar10", cached, samples=[PHOTOS[name] for name in SHOWN], unproved=True)
+    page = cached.read_text("utf-8")
+    if page.count(INTRODUCTION) != 1:
+        raise PluginError(f"the explorer's page has no {INTRODUCTION}")
+    for name in SHOWN:
+        page = page.replace(f'"title": "{name}.jpg"', f'"title": "{name} ({CREDIT})"')
+    return page.replace(INTRODUCTION, f"{NOTE}{INTRODUCTION}")
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
@@ -99,6 +140,16 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     return "".join(part if part.startswith("`") else LINK.sub(linked, part) for part in parts)
 
 
+def on_page_content(output: str, *, page: Any, config: Any, files: Files) -> str:
+    """Make links to the published site relative, so that they also work from the disk."""
+
+    def relative(match: re.Match[str]) -> str:
+        target = match[1] + ("index.html" if match[1] in ("", "demo/") else "")
+        return f'href="{posixpath.relpath(target, posixpath.dirname(page.url) or ".")}"'
+
+    return re.sub(rf'href="{re.escape(config.site_url)}([^"]*)"', relative, output)
+
+
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
     """Put our own script for the search of a site on the disk in place of one from another host."""
     return output.replace(SHIM, posixpath.relpath("worker.js", posixpath.dirname(page.url) or "."))
@@ -106,4 +157,4 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
 
 def on_post_template(output_content: str, *, template_name: str, config: Any) -> str:
     """The same for the page of addresses that do not exist."""
-    return output_content.replace(SHIM, "worker.js")
+    return output_content.replace(SHIM, f"{urlsplit(config.site_url).path}worker.js")

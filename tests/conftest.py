@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.browser import NO_BROWSER
+from tests.browser import browser as browser
 
 pytest_plugins = ("tests.cli", "tests.coverage_summary", "tests.stores")  # their fixtures, and the summary
 LONGEST = (

@@ -2,7 +2,7 @@
 
 pip install 'vitascope[page]'
 pytest tests/browser
-python -m tests.browser.tour http://127.0.0.1:8000 --out pictures/
+python -m tests.browser.tour http://127.0.0.1:8000 pictures/
 """
 
 from __future__ import annotations
@@ -15,13 +15,25 @@ from typing import Any
 
 import pytest
 
-from vitascope.deploy.page.browser import NAMES
+from vitascope.deploy.page.browser import NAMES, launched
 
 HAS_BROWSER = find_spec("playwright") is not None and any(map(shutil.which, NAMES))
 NO_BROWSER = "Playwright or a Chromium is not installed"
 needs_browser = pytest.mark.skipif(not HAS_BROWSER, reason=NO_BROWSER)
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 390, "height": 844},
+    "has_touch": True,
+    "is_mobile": True,
+    "device_scale_factor": 2,
+}
 PATIENCE = 120_000
 """Milliseconds for a model to answer, on a machine that is busy."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as browser:
+        yield browser
 
 
 class Visit:

@@ -15,7 +15,6 @@ from vitascope.data.datasets import read_data
 from vitascope.data.decisions import Decisions
 from vitascope.data.finding import Finding
 from vitascope.data.targets import ClassSets
-from vitascope.deploy.page.browser import launched
 
 pytestmark = needs_browser
 
@@ -31,12 +30,6 @@ FINDINGS = [
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`0 cat/000.png` to `0 cat/003.png` are the images 0 to 3, those of the dogs 4 to 7."""
     return write_tree(tmp_path_factory.mktemp("audit") / "data", {CAT: 4, DOG: 4})
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -19,12 +19,11 @@ import uvicorn
 from PIL import Image
 
 from tests.analysis.explain import MODELS
-from tests.browser import Visit, needs_browser, visiting
+from tests.browser import PHONE, Visit, needs_browser, visiting
 from tests.data import noise, write_picture
 from tests.deploy.server.served import PATIENT
 from tests.models import labelling_model, small_model, small_resnet
 from vitascope.analysis.explain.attention import layer_attention
-from vitascope.deploy.page.browser import launched
 from vitascope.deploy.server.app import create_app
 from vitascope.deploy.server.page_content import samples_for
 from vitascope.deploy.server.settings import Settings
@@ -86,12 +85,6 @@ def serving(engine: Engine, token: str | None = None, beside: Engine | None = No
         server.should_exit = True
         thread.join()
         listening.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +233,8 @@ def test_page_opens_with_a_sample_and_tells_screen_readers_its_prediction(visit:
     visit.wait_for_answer(visit.page.locator(".panel").first)
     assert visit.page.locator(".samples [aria-pressed=true]").get_attribute("data-sample") == "cat"
     visit.page.locator("#spoken", has_text="Prediction: ").wait_for(state="attached")
+    titles = [each.get_attribute("title") for each in visit.page.locator(".samples button").all()]
+    assert [title.split()[0] for title in titles] == ["cat", "dog"]  # the known classes
 
 
 def test_address_names_the_view_and_opens_it_again(browser: Any, visit: Visit) -> None:
@@ -396,26 +391,18 @@ def test_colours_are_principal_components_of_all_shown_pictures(visit: Visit) ->
         np.testing.assert_allclose(np.array(centres), expected, atol=6, err_msg=f"picture {number}")
 
 
-def test_uniform_row_is_a_quarter_up_the_scale(browser: Any) -> None:
+def test_uniform_row_is_a_quarter_up_the_scale_and_a_class_without_evidence_is_named(browser: Any) -> None:
     model = small_model()
     with torch.no_grad():
         for block in model.encoder.blocks:  # equal scores: every row is uniform
             block.attention.qkv.weight.zero_()
             block.attention.qkv.bias.zero_()
+        model.head.weight.zero_()
     with serving(engine_of(model)) as address, visiting(browser, address) as visit:
         visit.open_sample()
         assert visit.text(".high") == f"{100 * 4 / 17:.1f}%, 4.0 × uniform"
-
-
-def test_two_pictures_share_one_scale(visit: Visit) -> None:
-    visit.open_sample(0)
-    alone = visit.text(".high")
-    visit.page.click("#compare")
-    visit.open_sample(1)
-    visit.press("[", "ArrowRight")
-    scales = visit.page.locator(".high").all_text_contents()
-    assert scales[0] == scales[1]
-    assert "uniform" in alone
+        visit.press("g")
+        assert visit.text(".title").startswith("Libra input x gradient: no evidence for ")
 
 
 def test_two_models_show_the_same_place_layer_and_class_of_one_picture(browser: Any) -> None:
@@ -457,19 +444,24 @@ def test_two_models_show_the_same_place_layer_and_class_of_one_picture(browser: 
         assert visit.faults == []
 
 
-def test_slow_class_map_can_be_cancelled_and_asked_for_again(visit: Visit) -> None:
+def test_pending_class_map_is_cancelled_by_a_button_and_by_another_method(visit: Visit) -> None:
     visit.open_sample()
     visit.page.route("**/v1/heatmap?method=occlusion**", lambda route: None)  # never answered
     visit.press("g")
     visit.page.select_option("#method", "occlusion")
     visit.page.locator(".wait .seconds", has_text="1 s").wait_for()
+    assert visit.text(".wait .what") == "Computing occlusion …"
     visit.page.click(".wait .cancel")
     visit.page.locator(".fault:not([hidden])").wait_for()
     assert visit.text(".fault span") == "Cancelled: Computing occlusion."
     assert not visit.page.locator(".wait").is_visible()
-    visit.page.unroute("**/v1/heatmap?method=occlusion**")
-    visit.page.click(".fault button")
+    with visit.page.expect_request("**/v1/heatmap?method=occlusion**"):
+        visit.page.click(".fault button")
+    with visit.page.expect_event("requestfailed") as ended:
+        visit.page.select_option("#method", "layer-cam")
+    assert "method=occlusion" in ended.value.url
     visit.page.locator(".high:text-is('most')").wait_for()
+    assert visit.page.locator(".wait:visible, .fault:visible").count() == 0
 
 
 def test_controls_that_do_not_apply_are_hidden(visit: Visit) -> None:
@@ -481,7 +473,7 @@ def test_controls_that_do_not_apply_are_hidden(visit: Visit) -> None:
         assert visit.page.locator("#hints p:visible").count() == 1
 
 
-def test_two_pictures_follow_the_same_pointer(visit: Visit) -> None:
+def test_two_pictures_share_one_scale_and_follow_the_same_pointer(visit: Visit) -> None:
     visit.open_sample(0)
     visit.page.click("#compare")
     visit.open_sample(1)
@@ -492,6 +484,8 @@ def test_two_pictures_follow_the_same_pointer(visit: Visit) -> None:
     assert titles[0] == titles[1]
     assert "row 3, column 0" in titles[0]
     assert all(visit.drawing(number=number) != before[number] for number in range(2))
+    scales = visit.page.locator(".high").all_text_contents()
+    assert scales[0] == scales[1]
     visit.page.locator(".close").last.click()
     assert visit.page.locator(".panel").count() == 1
 
@@ -507,7 +501,9 @@ def test_a_png_is_saved(visit: Visit, tmp_path: Path) -> None:
         assert len(saved.convert("RGB").getcolors(1 << 24)) > 1000
 
 
-def test_saved_png_frames_no_patch_unless_one_is_held(browser: Any, tmp_path: Path) -> None:
+def test_model_of_the_mean_has_titles_in_the_plural_and_frames_only_a_held_patch(
+    browser: Any, tmp_path: Path
+) -> None:
     def white(visit: Visit) -> int:
         with visit.page.expect_download() as download:
             visit.press("s")
@@ -518,6 +514,10 @@ def test_saved_png_frames_no_patch_unless_one_is_held(browser: Any, tmp_path: Pa
     with serving(engine_of(small_model(pool="mean"))) as address, visiting(browser, address) as visit:
         visit.open_sample()
         assert white(visit) == 0
+        assert visit.text(".title").endswith(": where all patches look")
+        visit.press("r")
+        assert visit.text(".title") == "Rollout: flow into all patches, over all layers"
+        visit.press("a")
         visit.press("ArrowRight")
         assert white(visit) > 0
 
@@ -613,13 +613,7 @@ def test_resnet_has_class_maps_and_the_reason_for_no_attention(browser: Any) -> 
 
 
 def test_page_fits_a_phone_and_touch_moves_the_patch(browser: Any, address: str) -> None:
-    phone = {
-        "viewport": {"width": 390, "height": 844},
-        "has_touch": True,
-        "is_mobile": True,
-        "device_scale_factor": 2,
-    }
-    with visiting(browser, address, **phone) as visit:
+    with visiting(browser, address, **PHONE) as visit:
         visit.open_sample()
         box = visit.page.locator("canvas.picture").bounding_box()
         visit.page.touchscreen.tap(box["x"] + 0.9 * box["width"], box["y"] + 0.1 * box["height"])
@@ -662,23 +656,6 @@ def test_long_class_names_stay_in_their_column(browser: Any, width: int) -> None
         )
         assert outside == 0
         visit.page.locator(".predictions button").first.click()  # not covered by another panel
-
-
-def test_pending_class_map_is_shown_and_another_method_cancels_it(visit: Visit) -> None:
-    visit.open_sample()
-    visit.page.route("**/v1/heatmap?method=occlusion**", lambda route: None)  # never answered
-    visit.press("g")
-    with visit.page.expect_request("**/v1/heatmap?method=occlusion**"):
-        visit.page.select_option("#method", "occlusion")
-    visit.settle()
-    assert visit.page.locator(".wait").is_visible()
-    assert visit.text(".wait .what") == "Computing occlusion …"
-    with visit.page.expect_event("requestfailed") as ended:
-        visit.page.select_option("#method", "layer-cam")
-    assert "method=occlusion" in ended.value.url
-    visit.page.locator(".high:text-is('most')").wait_for()
-    assert not visit.page.locator(".wait").is_visible()
-    assert not visit.page.locator(".fault").is_visible()
 
 
 def test_failed_class_map_is_requested_again_only_on_retry(browser: Any, address: str) -> None:
@@ -756,30 +733,6 @@ def test_photograph_is_shown_with_what_the_crop_leaves_out(visit: Visit, tmp_pat
     assert "class token looks" in visit.text(".title")
     visit.hover(1 / 6 + 0.9 * 2 / 3, 0.1)
     assert "patch in row 0, column 3" in visit.text(".title")
-
-
-def test_title_of_several_tokens_is_in_the_plural(browser: Any) -> None:
-    with serving(engine_of(small_model(pool="mean"))) as address, visiting(browser, address) as visit:
-        visit.open_sample()
-        assert visit.text(".title").endswith(": where all patches look")
-        visit.press("r")
-        assert visit.text(".title") == "Rollout: flow into all patches, over all layers"
-
-
-def test_class_map_without_evidence_says_so(browser: Any) -> None:
-    model = small_model()
-    with torch.no_grad():
-        model.head.weight.zero_()
-    with serving(engine_of(model)) as address, visiting(browser, address) as visit:
-        visit.open_sample()
-        visit.press("g")
-        assert visit.text(".title").startswith("Libra input x gradient: no evidence for ")
-
-
-def test_only_samples_of_known_classes_are_offered(visit: Visit) -> None:
-    visit.page.locator(".samples button").first.wait_for()
-    titles = [each.get_attribute("title") for each in visit.page.locator(".samples button").all()]
-    assert [title.split()[0] for title in titles] == ["cat", "dog"]
 
 
 def test_link_contains_the_token_and_the_tab_keeps_it(browser: Any) -> None:

@@ -16,7 +16,6 @@ from tests.browser import PATIENCE, Visit, needs_browser, visiting
 from tests.data import noise, write_picture
 from tests.models import small_model
 from vitascope.deploy.page import page as page_module
-from vitascope.deploy.page.browser import launched
 from vitascope.deploy.page.document import START
 from vitascope.deploy.page.packing import packed
 from vitascope.deploy.page.page import PageResult
@@ -46,12 +45,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> PageResult:
     """A page that was proved in the browser."""
     path = tmp_path_factory.mktemp("page") / "model.html"
     return vs.page(model(), path, weights="fp32", images=[noise(40, 50), noise(90, 20)])
-
-
-@pytest.fixture(scope="module")
-def browser(done: PageResult) -> Iterator[Any]:
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -53,13 +53,6 @@ def test_weights_are_in_pieces_of_whole_bytes() -> None:
         assert text.count(f'<script type="text/base64" data-model="{place}">{piece}</script>') == 1
 
 
-def test_document_names_no_other_file() -> None:
-    text = "".join(document("a", {}, [b""]))
-    assert all(address.startswith("data:") for address in Elements(text).addresses)
-    assert "default-src 'none'" in text
-    assert "<base" not in text
-
-
 def test_modules_are_plain_scripts_in_order_and_the_worker_has_those_that_it_needs() -> None:
     sources = modules()
     for place, (name, source) in enumerate(sources.items()):
