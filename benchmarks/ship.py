@@ -273,7 +273,7 @@ def draw_gallery() -> None:
 def draw_explorer() -> None:
     """Take the screenshots of the attention explorer."""
     with serving() as address, tempfile.TemporaryDirectory() as scratch:
-        tour.main([address, "--out", scratch, "--moves", "20", "--layer", "3", "--head", "1"])
+        tour.main(address, scratch, layer=3, head=1)
         for name, picture in SCREENSHOTS.items():
             with Image.open(Path(scratch, f"{name}.png")) as shot:
                 shot.convert("RGB").save(DOCS / "images" / f"{picture}.png", optimize=True)

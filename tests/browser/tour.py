@@ -43,7 +43,12 @@ TIMING = """async moves => {
 }"""
 
 
-def main(address: str, folder: str) -> None:
+AT = (0.45, 0.4)
+"""The place in the picture that is pointed at, in fractions of its sides."""
+
+
+def main(address: str, folder: str, layer: int | None = None, head: int | None = None) -> None:
+    """Visit a server's page; the pictures, in a folder, show a layer and a head if they are given."""
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     with launched() as browser:
@@ -62,21 +67,25 @@ def main(address: str, folder: str) -> None:
         }
         for name, context in visits.items():
             with visiting(browser, address, **context) as visit:
-                show(visit, name)
+                show(visit, name, layer, head)
                 visit.page.screenshot(path=out / f"{name}.png")
                 print(f"{name}: {visit.faults or 'no errors'}")
 
 
-def show(visit: Visit, name: str) -> None:
+def show(visit: Visit, name: str, layer: int | None, head: int | None) -> None:
     visit.open_sample()
     if name == "compare":
         visit.page.click("#compare")
         visit.open_sample(1)
+    if layer is not None:
+        visit.press(*["["] * 100, *["]"] * layer)
+    visit.press(*["."] * (0 if head is None else head + 1))
     if name == "phone":
-        visit.page.locator("canvas.picture").tap()
+        box = visit.page.locator("canvas.picture").bounding_box()
+        visit.page.touchscreen.tap(box["x"] + AT[0] * box["width"], box["y"] + AT[1] * box["height"])
         visit.settle()
     else:
-        visit.hover(0.45, 0.4)
+        visit.hover(*AT)
 
 
 if __name__ == "__main__":
