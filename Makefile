@@ -41,7 +41,7 @@ minimum:
 
 # The site, in site/: open site/index.html.
 docs: .venv/docs-ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The sdist and the wheel, in dist/.
 dist:

@@ -22,7 +22,7 @@ from vitascope.data.samples import CREDIT, PHOTOS
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)((?:#[^)\s]*)?)\)")
-CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(^```.*?^```|(?<!\[)`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 EXAMPLE = re.compile(r"^```python$.*?^```$", re.MULTILINE | re.DOTALL)
 SHIM = "https://unpkg.com/iframe-worker/shim"
 DEMO = "demo/index.html"

@@ -35,7 +35,7 @@ FIRST = {
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site; its links and anchors are checked, and a broken one is an error."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     paths = os.pathsep.join([str(ROOT / "src"), *sys.path])
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": paths}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

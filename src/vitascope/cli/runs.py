@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from vitascope.cli.parsing import Device, Json
-from vitascope.errors import UserError
+from vitascope.errors import UserError, nearest_path
 
 RunFolder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
 
@@ -38,7 +38,8 @@ class Report:
         from vitascope.training.run.run import Run
 
         if not os.path.isdir(self.run):
-            raise UserError(f"{self.run}: no folder here, and a report is written into a local run only")
+            nearest = nearest_path(self.run)
+            raise UserError(f"{self.run}: no such folder{nearest}; reports are written into local runs only")
         report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
         if missing:
             print(f"vitascope: {missing}", file=sys.stderr)

@@ -278,7 +278,7 @@ def _find(data: str) -> tuple[DataFormat, str]:
     if data and os.path.exists(place):
         raise UserError(f"{data}: not a folder, and not an archive of a known kind; {_ACCEPTED}")
     mistyped = nearest_path(place) if data else ""
-    if looks_like_hub_id(data):
+    if looks_like_hub_id(data) and not is_table(data):
         raise UserError(f"{data}: no such folder{mistyped}; for the hub: {data}@main")
     hint = "" if os.sep in data else suggestion(data, NAMES)
     kind = "file" if is_table(data) else "folder"

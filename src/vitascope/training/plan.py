@@ -386,7 +386,7 @@ def _whiten(options: Options, facts: Facts, model: ModelConfig) -> Any:
     option = options["whiten"]
     need = ""
     if options["weights"] is not None:
-        need = "random weights: leave out weights"
+        need = "random weights: set weights=none"
     elif not isinstance(model, ViTConfig) or model.embedding.stem != "tokenizer":
         need = "a tokenizer: add model_options stem=tokenizer"
     elif not model.embedding.patch_bias:

@@ -145,7 +145,7 @@ def read_token(settings: Settings) -> str | None:
         try:
             token = settings.token_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{source} cannot be read: {error}") from error
+            raise UserError(f"{source} cannot be read: {getattr(error, 'strerror', error)}") from error
     if token is None:
         return None
     if not token.strip():

@@ -97,8 +97,7 @@ def class_order(ref: str, theirs: tuple[str, ...], count: int, ours: tuple[str, 
         return None
     if not theirs:
         raise UserError(f"teacher {ref} has {count} classes, without names; the data have {len(ours)}")
-    unknown, superfluous = (sorted(set(one) - set(other)) for one, other in ((ours, theirs), (theirs, ours)))
-    raise UserError(
-        f"teacher {ref} has {count} classes, which are not the {len(ours)} of the data: it lacks "
-        f"{some(unknown)}; the data lack {some(superfluous)}"
-    )
+    parts = (("it lacks", ours, theirs), ("the data lack", theirs, ours))
+    lacking = [f"{who} {some(names)}" for who, one, other in parts if (names := sorted({*one} - {*other}))]
+    text = f"teacher {ref} has {count} classes, which are not the {len(ours)} of the data"
+    raise UserError(": ".join([text, "; ".join(lacking)]))
