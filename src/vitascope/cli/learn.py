@@ -27,7 +27,7 @@ class Learn:
     """
 
     folder: ExerciseFolder = Path("learn")
-    """The folder of the exercises. Default: learn."""
+    """The folder of the exercises."""
     train: Flag = False
     """Train a small model on the digits, with your right answers and ours for the rest: 15 s on a CPU."""
     solution: str | None = None

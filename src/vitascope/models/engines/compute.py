@@ -58,7 +58,7 @@ class Compute(Resources):
         tyro.conf.FlagCreatePairsOff,
         tyro.conf.arg(help="Compute all features, and keep none in the cache."),
     ] = True
-    """Take features from the cache, and keep them there."""
+    """Take features from the cache, and keep them there; `--no-cache` computes them again."""
 
 
 DEFAULT = Compute()
