@@ -89,4 +89,4 @@ def show(visit: Visit, name: str, layer: int | None, head: int | None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2])
