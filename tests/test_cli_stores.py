@@ -321,4 +321,4 @@ def test_commands_that_write_local_files_alone_reject_urls(
 
 
 def test_report_of_a_run_in_a_store_is_rejected(capsys) -> None:
-    assert "into a local run only" in error_line(["report", "s3://bucket/run"], capsys)
+    assert "into local runs only" in error_line(["report", "s3://bucket/run"], capsys)

@@ -127,12 +127,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if len(name) > 200 or name.isdecimal():  # no name that anybody typed; numbers do not resemble each other
         return ""
     plain = {each.lstrip("-").replace("-", "_"): each for each in known}
-    asked = name.lstrip("-").replace("-", "_").lower()
-    for ours, theirs in _SYNONYMS.items():
-        if ours in plain and asked in theirs.split():
-            return f"; nearest: {plain[ours]}"
-    match = difflib.get_close_matches(name, list(plain.values()), n=1, cutoff=0.5)
-    return f"; nearest: {match[0]}" if match else ""
+    synonyms = {
+        word: plain[ours] for ours, words in _SYNONYMS.items() if ours in plain for word in words.split()
+    }
+    asked = name.lstrip("-").replace("-", "_")
+    if asked.lower() in synonyms:
+        return f"; nearest: {synonyms[asked.lower()]}"
+    match = difflib.get_close_matches(asked, [*plain, *synonyms], n=1, cutoff=0.5)
+    return f"; nearest: {(plain | synonyms)[match[0]]}" if match else ""
 
 
 def nearest_path(ref: str) -> str:

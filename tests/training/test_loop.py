@@ -346,7 +346,7 @@ def test_nan_inputs_stop_the_run_and_keep_the_last_good_checkpoint(
         spoil_augmentation(patch)
         assert main(["train", "--config", str(file)]) == 2
     message = capsys.readouterr().err
-    assert message.count("\n") == 1
+    assert message.count("\n") == 2  # the error, and how to find the step
     for part in ("diverged", "step 6", "lower lr", str(run), "newest checkpoint is step-00000005"):
         assert part in message
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000005"]

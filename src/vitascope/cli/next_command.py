@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from vitascope.layout import EXPORTED_SUFFIXES
+from vitascope.layout import EXPORTED_SUFFIXES, is_finished
 
 NEXT: dict[str, tuple[str, ...]] = {
     "train": ("vitascope serve {run}",),
@@ -16,12 +16,14 @@ NEXT: dict[str, tuple[str, ...]] = {
     "evaluate": ("vitascope export {model}", "vitascope serve {exported}"),
     "calibrate": ("vitascope evaluate {out} --data {data}",),
     "explain": (
+        "vitascope explain {tested} --method {best}",
         "vitascope explain {model} PICTURE --method {best}",
+        "vitascope explain {tested} --compare",
         "vitascope explain {model} {data} --compare",
         "vitascope serve {model}",
     ),
     "report": ("vitascope serve {run}",),
-    "compare": ("vitascope serve {runs[0]} --beside {runs[1]}",),
+    "compare": ("vitascope serve {runs0} --beside {runs1}",),
     "similar": ("vitascope audit {data} --out audit",),
     "predict": (
         "vitascope zero-shot {model} runs/zero-shot --classes {classes}",
@@ -42,8 +44,9 @@ NEXT: dict[str, tuple[str, ...]] = {
     "models": ("vitascope train --data FOLDER --model NAME",),
 }
 """By command. The first line is taken whose names are all known: fields of the command that are not empty,
-and what its `call` returns. `exported` is `model` where that is a file of `vitascope export`. Words in
-capitals are for the reader to fill in. `serve` and `mcp` never end, and `learn` prints the next exercise."""
+and what its `call` returns; `runs0` is the first of `runs`. `exported` is `model` where that is a file of
+`vitascope export`, and `tested` where it is a run. Words in capitals are for the reader to fill in. `serve`
+and `mcp` never end, and `learn` prints the next exercise."""
 
 WAY_OUT = re.compile(
     r"(?:\brun|\bwith|\bby|;) `(vitascope \w[^`]* [^`]+)`|(pip install (?:'[^']+'|\"[^\"]+\"|\S+))"
@@ -51,24 +54,19 @@ WAY_OUT = re.compile(
 """How a message names the command that leads out of an error."""
 
 
-class Words(tuple[str, ...]):
-    """Words of a command line, each quoted where the shell needs it."""
-
-    __slots__ = ()
-
-    def __format__(self, _: str) -> str:
-        return " ".join(self)
-
-
 def next_command(name: str, fields: Mapping[str, object]) -> str:
     """The command after one that ended well, by the fields of that and of its results; empty without one."""
-    words: dict[str, Words] = {}
+    words: dict[str, str] = {}
     for field, value in fields.items():
-        values = value if isinstance(value, tuple) else (value,)
         if isinstance(value, str | Path) or (isinstance(value, tuple) and value):
-            words[field] = Words(shlex.quote(str(each)) for each in values)
-    if Path(str(fields.get("model"))).suffix in EXPORTED_SUFFIXES:
+            quoted = [shlex.quote(str(word)) for word in (value if isinstance(value, tuple) else (value,))]
+            words |= {f"{field}{place}": word for place, word in enumerate(quoted)}
+            words[field] = " ".join(quoted)
+    model = Path(str(fields.get("model")))
+    if model.suffix in EXPORTED_SUFFIXES:
         words["exported"] = words.pop("model")
+    elif is_finished(model):
+        words["tested"] = words["model"]
     for line in NEXT.get(name, ()):
         with suppress(KeyError):
             return line.format_map(words)

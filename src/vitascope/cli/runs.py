@@ -39,7 +39,7 @@ class Report:
 
         if not os.path.isdir(self.run):
             nearest = nearest_path(self.run)
-            raise UserError(f"{self.run}: no such folder{nearest}; reports are written into local runs only")
+            raise UserError(f"{self.run}: no local folder{nearest}; reports are written into local runs only")
         report, missing = rewrite_report(Run.open(self.run), data=self.data, device=self.device)
         if missing:
             print(f"vitascope: {missing}", file=sys.stderr)

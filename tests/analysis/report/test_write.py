@@ -323,7 +323,7 @@ def test_existing_report_is_kept_if_the_data_are_missing(made, run, away, capsys
 def test_data_option_reads_moved_data(made, run, away, monkeypatch, capsys, quick) -> None:
     monkeypatch.setattr(write, "draw_figures", lambda *_: {})
     assert main(["report", str(run), "--data", str(away)]) == 0
-    assert capsys.readouterr() == (f"{run / 'report.html'}\n", "")
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
     assert "<img" in (run / "report.html").read_text()
 
 

@@ -25,7 +25,7 @@ from vitascope.data.reading import ImageReader
 from vitascope.data.stored import ImageFile, TableImage, as_pictures, fetched_ahead, stored_images
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.deploy.predict.explanation import Explanation, explain_framed
-from vitascope.errors import UserError
+from vitascope.errors import UserError, nearest_path
 from vitascope.formatting import counted
 from vitascope.models.decoding import (
     ImageError,
@@ -447,7 +447,7 @@ def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFil
         return images_of_table(Path(place), table, keep=keep)
     if os.path.exists(place):
         return [place]
-    raise UserError(f"{place}: no such file or folder")
+    raise UserError(f"{place}: no such file or folder{nearest_path(str(place))}")
 
 
 def _unlisted(folder: str, error: OSError) -> None:
