@@ -255,15 +255,13 @@ def _cell(value: float | int | str) -> str:
 class Next:
     """Choose the pictures to label next.
 
-    With a body they are typical of many pictures, and different from each other.
+    The first are typical of many pictures, and different from each other; later ones are random.
 
-    With a run they are those that it is unsure of; the pictures of the run are not offered.
-
-    Of near-copies, one is offered.
+    Of near-copies one is chosen, and none that has a label in the run.
     """
 
     model: Model
-    """A run folder, or a body: a model folder or file, or a hub id."""
+    """A run folder, a model folder or file, or a hub id, whose features are compared."""
     data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """A folder of images, a table, or another DATA, whose labels are not read."""
     count: int = 50

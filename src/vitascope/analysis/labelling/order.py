@@ -1,8 +1,11 @@
-"""Which pictures to label next: typical and different ones, or those that a classifier is unsure of."""
+"""Which pictures to label next: typical and different ones first, then any at random.
+
+Pictures that a classifier is unsure of were no better than random ones, up to 200 labels
+(benchmarks/results/2026-11-29-labelling.md), so none is asked.
+"""
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +18,12 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-CENTRES = 256
-"""Of k-means, among whose nearest pictures typical ones are chosen at a time."""
+FEW = 50
+"""Labels up to which typical pictures are offered."""
+ROUND = 10
+"""The fewest typical pictures that are chosen by one k-means."""
 SAMPLE = 20_000
 """The most pictures that k-means is fitted to; others go to the nearest centre."""
-POOL = 5
-"""The unsure pictures are spread over clusters of so many times their number."""
-UNSURE = "unlike the training images"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,86 +41,43 @@ class NextPicture:
     copies: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Opinion:
-    """What a classifier says of N pictures.
-
-    Attributes:
-        probabilities: (N, K).
-        class_names: of the K classes.
-        thresholds: from which probability on each class applies, (K,), where several may; else empty.
-        unfamiliar: whether each picture is unlike the training images, (N,); None where it is not known.
-    """
-
-    probabilities: npt.NDArray[np.floating]
-    class_names: Sequence[str]
-    thresholds: Sequence[float] = ()
-    unfamiliar: Mask | None = None
-
-    def margins(self) -> Floats:
-        """How sure the classifier is, (N,): the difference of the two largest probabilities, or the least
-        difference to a threshold; 0 for an unfamiliar picture."""
-        values = self.probabilities.astype(np.float64)
-        if self.thresholds:
-            margins = np.abs(values - np.asarray(self.thresholds)).min(axis=1, initial=1.0)
-        else:
-            ordered = np.sort(np.pad(values, ((0, 0), (2, 0))), axis=1)  # 0 for the missing classes
-            margins = ordered[:, -1] - ordered[:, -2]
-        return margins if self.unfamiliar is None else np.where(self.unfamiliar, 0.0, margins)
-
-    def reason(self, index: int) -> str:
-        """Why a picture is worth a label, in words: `cat or dog, 51% to 48%`."""
-        if self.unfamiliar is not None and self.unfamiliar[index]:
-            return UNSURE
-        values, names = self.probabilities[index], self.class_names
-        if self.thresholds:
-            near = int(np.abs(values - np.asarray(self.thresholds)).argmin())
-            return f"{names[near]}, {values[near]:.0%}, and it applies from {self.thresholds[near]:.0%} on"
-        first, *others = np.argsort(-values, kind="stable")[:2].tolist()
-        if not others:
-            return f"{names[first]}, {values[first]:.0%}"
-        (second,) = others
-        return f"{names[first]} or {names[second]}, {values[first]:.0%} to {values[second]:.0%}"
-
-
 def next_pictures(
     features: Features,
     count: int,
     *,
     labelled: Mask | None = None,
-    opinion: Opinion | None = None,
+    labels: int | None = None,
     groups: Integers | None = None,
     seed: int = 0,
 ) -> list[NextPicture]:
     """At most `count` of N pictures in the order in which labels tell the most.
 
-    Without an opinion they are typical of many pictures and different from each other and from the labelled
-    ones (`typical`), else those that the classifier is unsure of (`unsure`). Of near-copies one is offered,
-    and none if one of them is labelled.
+    The first are typical of many pictures and different from each other and from the labelled ones
+    (`typical`); from `FEW` labels on they are drawn at random. Of near-copies one is offered, and none if one
+    of them is labelled. The order neither depends on `count` nor on the order of the N pictures.
 
     Args:
         features: (N, D).
         count: the most pictures.
-        labelled: which pictures have a label, (N,).
-        opinion: what a classifier that was fitted to labels says of the N pictures.
+        labelled: which of the pictures have a label, (N,).
+        labels: the number of labels; None if only these pictures have some.
         groups: the group of near-copies of each picture, (N,), of `data.duplicates.groups_of`.
-        seed: of k-means, and of the order of equals.
+        seed: of k-means, and of the random order.
     """
     N = len(features)
     has_label = np.zeros(N, np.bool_) if labelled is None else labelled
     of_group = np.arange(N) if groups is None else groups
-    order = _reproducible(features, seed)
-    order = order[~np.isin(of_group[order], of_group[has_label])]
+    every, unit = _reproducible(features, seed), unit_of(features)
+    order = every[~np.isin(of_group[every], of_group[has_label])]
     order = order[np.sort(np.unique(of_group[order], return_index=True)[1])]  # the first of each group
-    unit = _unit(features)
-    if opinion is None:
-        chosen = order[typical(unit[order], count, unit[has_label], seed)]
-        nearest = np.argmax(unit[order] @ unit[chosen].T, axis=1) if len(chosen) else np.arange(0)
-        sizes = np.bincount(nearest, minlength=len(chosen)).tolist()
-        reasons = [f"typical of {counted(size, 'picture')}" for size in sizes]
-    else:
-        chosen = order[unsure(unit[order], opinion.margins()[order], count, seed)]
-        reasons = list(map(opinion.reason, chosen.tolist()))
+    few = max(0, FEW - int(has_label.sum() if labels is None else labels))
+    chosen = order[typical(unit[order], min(few, count), unit[every[has_label[every]]], seed)]
+    nearest = np.argmax(unit[order] @ unit[chosen].T, axis=1) if len(chosen) else np.arange(0)
+    sizes = np.bincount(nearest, minlength=len(chosen)).tolist()
+    reasons = [f"typical of {counted(size, 'picture')}" for size in sizes]
+    others = order[~np.isin(order, chosen)][: count - len(chosen)]
+    reasons += ["at random"] * len(others)
+    chosen = np.concatenate([chosen, others])
     members = np.argsort(of_group, kind="stable")
     begin, end = (np.searchsorted(of_group[members], of_group[chosen], side) for side in ("left", "right"))
     copies = [
@@ -131,10 +90,9 @@ def next_pictures(
 def typical(unit: Features, count: int, covered: Features | None = None, seed: int = 0) -> Integers:
     """Indices (n,) of typical and different pictures, n at most `count`, of unit features (N, D).
 
-    Candidates are the pictures that are nearest to the centres of k-means (Lloyd 1982). They are taken one
-    after the other: the one that reduces most the squared distances of all pictures to the nearest chosen
-    one, with the pictures of each cluster at its candidate (greedy k-medoids). When all candidates are taken,
-    others follow from the rest. So the order does not depend on `count`.
+    In rounds, k-means divides all pictures into more clusters than there are covered and chosen ones. Of
+    each cluster that has none of these, the picture nearest to its centre is chosen, the largest cluster
+    first (after TypiClust, Hacohen et al. 2022). So `count` does not change the order.
 
     Args:
         unit: of length 1, (N, D).
@@ -142,59 +100,23 @@ def typical(unit: Features, count: int, covered: Features | None = None, seed: i
         covered: unit features of pictures that are chosen before, (M, D).
         seed: of k-means.
     """
-    chosen, rest = [np.arange(0)], np.arange(len(unit))
-    before = unit[:0] if covered is None else covered
-    while len(rest) and sum(map(len, chosen)) < count:
-        places, weights = _candidates(unit[rest], min(CENTRES, len(rest)), seed)
-        candidates = unit[rest[places]]
-        apart = _squared_distances(candidates, candidates)  # (k, k)
-        nearest = np.full(len(places), 4.0)  # the largest squared distance of unit features
-        if len(before):
-            nearest = _squared_distances(candidates, before).min(axis=1)
-        taken: list[int] = []
-        for _ in range(min(len(places), count - sum(map(len, chosen)))):
-            gains = weights @ np.maximum(nearest[:, None] - apart, 0)  # (k,)
-            gains[taken] = -1.0
-            taken.append(int(gains.argmax()))
-            nearest = np.minimum(nearest, apart[taken[-1]])
-        chosen.append(rest[places[taken]])
-        before = np.concatenate([before, candidates[taken]])
-        rest = np.delete(rest, places[taken])
-    return np.concatenate(chosen)[:count]
+    chosen, M = np.arange(0), 0 if covered is None else len(covered)
+    every = unit if covered is None else np.concatenate([covered, unit])
+    while len(chosen) < min(count, len(unit)):
+        known = np.concatenate([np.arange(M), M + chosen])
+        more = max(ROUND, len(known) // 2)
+        clusters, distances = clusters_of(every, len(known) + more, seed)
+        order = np.lexsort([distances, clusters])
+        order = order[~np.isin(clusters[order], clusters[known])]
+        _, first, sizes = np.unique(clusters[order], return_index=True, return_counts=True)
+        nearest = order[first[np.argsort(-sizes, kind="stable")]]
+        if not len(nearest):  # the others are equal to known ones
+            nearest = np.setdiff1d(np.arange(M + len(unit)), known)
+        chosen = np.concatenate([chosen, nearest[:more] - M])
+    return chosen[:count]
 
 
-def unsure(unit: Features, margins: Floats, count: int, seed: int = 0) -> Integers:
-    """Indices (n,) of unsure and different pictures, n at most `count`, the least margin first.
-
-    The pictures of the least margins, `POOL` times `count`, are divided by k-means, and each cluster gives
-    the one of its least margin, so that a batch is not all alike (as Citovsky et al. 2021, section 3).
-
-    Args:
-        unit: features of length 1, (N, D).
-        margins: how sure a classifier is of each, (N,).
-        count: the most pictures.
-        seed: of k-means.
-    """
-    pool = np.argsort(margins, kind="stable")[: POOL * count]
-    if len(pool) <= count:
-        return pool
-    clusters = _clusters(unit[pool], count, seed)[0]
-    first = np.sort(np.unique(clusters, return_index=True)[1])
-    others = np.setdiff1d(np.arange(len(pool)), first)[: count - len(first)]  # where pictures are equal
-    return pool[np.sort(np.concatenate([first, others]))]
-
-
-def _candidates(unit: Features, k: int, seed: int) -> tuple[Integers, Floats]:
-    """The pictures nearest to the centres of k-means, and the number of pictures of each centre."""
-    if len(unit) == k:
-        return np.arange(k), np.ones(k)
-    clusters, distances = _clusters(unit, k, seed)
-    order = np.lexsort([distances, clusters])
-    _, first, sizes = np.unique(clusters[order], return_index=True, return_counts=True)
-    return order[first], sizes.astype(np.float64)
-
-
-def _clusters(unit: Features, k: int, seed: int) -> tuple[Integers, Floats]:
+def clusters_of(unit: Features, k: int, seed: int) -> tuple[Integers, Floats]:
     """The cluster of each picture by k-means, (N,), and its squared distance to the centre."""
     from sklearn.cluster import KMeans  # which takes half a second
 
@@ -205,11 +127,6 @@ def _clusters(unit: Features, k: int, seed: int) -> tuple[Integers, Floats]:
     return clusters.astype(np.int64), np.square(unit - means.cluster_centers_[clusters]).sum(axis=1)
 
 
-def _squared_distances(first: Features, second: Features) -> Floats:
-    """Between unit features (n, D) and (m, D): (n, m)."""
-    return np.maximum(2 - 2 * (first @ second.T), 0.0)
-
-
 def _reproducible(features: Features, seed: int) -> Integers:
     """An order of the pictures that is random and depends on their features, but not on their order, (N,)."""
     key = seed.to_bytes(8, "little")
@@ -217,7 +134,7 @@ def _reproducible(features: Features, seed: int) -> Integers:
     return np.argsort(np.array(digests, "S8"), kind="stable")
 
 
-def _unit(features: Features) -> npt.NDArray[np.float32]:
+def unit_of(features: Features) -> npt.NDArray[np.float32]:
     """Features (N, D) of length 1; zeros stay zeros."""
     exact = features.astype(np.float32)
     lengths = np.linalg.norm(exact, axis=1, keepdims=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 
-from vitascope.analysis.labelling.order import Features, Mask, Opinion, next_pictures
+from vitascope.analysis.labelling.order import Mask, next_pictures
 from vitascope.arguments import Range, checked
+from vitascope.data.contents import UNREADABLE
 from vitascope.data.duplicates import groups_of, near_duplicates
 from vitascope.data.features.embed import Data, Model, embed, opened_images
 from vitascope.data.looks import look_at
@@ -18,10 +18,6 @@ from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
 from vitascope.models.engines.compute import DEFAULT, Compute
-from vitascope.models.engines.engine import Engine, TorchEngine
-from vitascope.models.engines.runtimes import as_engine
-from vitascope.models.engines.selection import AUTO
-from vitascope.models.vision_model import left_as_it_was
 from vitascope.models.weights.identification import reject_model
 from vitascope.training.run.run import Run
 
@@ -55,11 +51,10 @@ def pictures_to_label(
 ) -> PicturesToLabel:
     """Choose the pictures whose labels tell the most, as `vitascope next` does.
 
-    A run has classes that were learned from labels, so it tells what it is unsure of, and its images are not
-    offered. Another MODEL is a body: its classes, such as those of `cifar10`, are not the wanted ones.
+    The images that have a label in a run, and their near-copies, are not offered.
 
     Args:
-        model: a MODEL (run folder, model folder or file, hub id), an exported file of features, or a model.
+        model: as for `embed`; its head is not used.
         data: a DATA argument or a DataFrame; labels and names of folders are not read.
         count: the most pictures.
         seed: of k-means.
@@ -71,8 +66,7 @@ def pictures_to_label(
     """
     reject_model(data, "the model comes first, then the data")
     run = Run.of_model(model) if isinstance(model, str | os.PathLike) else None
-    with left_as_it_was(model), opened_images(data, table) as everything:
-        engine = as_engine(model, precision=compute.precision, device=compute.device)
+    with opened_images(data, table) as everything:
         looks = look_at(everything)
         readable = np.flatnonzero(looks["width"])
         reasons = [
@@ -80,15 +74,13 @@ def pictures_to_label(
         ]
         Faults.of(len(looks), reasons).check_some()
         images = ImageSet("all", everything).subset("all", readable)
-        own = dataclasses.replace(compute, precision="auto", device="auto")  # of the engine
-        embeddings = embed(engine, images.sources, compute=own)
+        embeddings = embed(model, images.sources, compute=compute)
         if embeddings.unreadable:
             raise UserError(f"{embeddings.unreadable[0]}; it was readable before: repair or remove the image")
         groups = groups_of(near_duplicates(looks[readable], embeddings.features), len(readable))
-        labelled = np.zeros(len(readable), np.bool_) if run is None else _labelled(run, images)
-        opinion = None if run is None else _opinion(engine, embeddings.features)
+        labelled, labels = (np.zeros(len(readable), np.bool_), 0) if run is None else _labelled(run, images)
         chosen = next_pictures(
-            embeddings.features, count, labelled=labelled, opinion=opinion, groups=groups, seed=seed
+            embeddings.features, count, labelled=labelled, labels=labels, groups=groups, seed=seed
         )
         names = [everything.names[n] for n in readable.tolist()]
     return PicturesToLabel(
@@ -102,22 +94,9 @@ def pictures_to_label(
     )
 
 
-def _labelled(run: Run, images: ImageSet) -> Mask:
-    """Whether each image has the content of an image that had a label in the run, (N,)."""
-    record = run.split_record()
-    splits = {name for name, part, _ in record.lines() if part.targets is not None}
-    identified = images.identified()
-    return np.logical_or.reduce([record.among(identified, split) for split in splits or {"train"}])
-
-
-def _opinion(engine: Engine, features: Features) -> Opinion | None:
-    """What the classifier of a run says of images with features (N, D); None for a run without classes."""
-    if not isinstance(engine, TorchEngine) or not engine.num_classes:
-        return None
-    answers = engine.answers_of(torch.from_numpy(features).to(engine.device))
-    familiarity, unfamiliar = answers.familiarity, None
-    if familiarity is not None and not AUTO.unchecked(engine):
-        verdicts = AUTO.judged(engine, answers.probabilities.cpu(), familiarity.cpu())
-        unfamiliar = np.array([verdict.unknown == "unfamiliar" for verdict in verdicts])
-    names = [engine.label(k) for k in range(engine.num_classes)]
-    return Opinion(answers.probabilities.cpu().numpy(), names, engine.thresholds, unfamiliar)
+def _labelled(run: Run, images: ImageSet) -> tuple[Mask, int]:
+    """Whether each image has the content of an image that had a label in the run, (N,), and their number."""
+    parts = [part for _, part, _ in run.split_record().lines() if part.targets is not None]
+    contents = np.concatenate([np.array([], "S1"), *(part.contents for part in parts)])
+    known = np.isin(images.identified().contents, contents[contents != UNREADABLE])
+    return known, len(contents)

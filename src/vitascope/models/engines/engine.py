@@ -298,16 +298,7 @@ class TorchEngine(Engine):
         """As `Engine.answers`."""
         self.check_classes()
         model, images = self._prepared(pixels)
-        return self._answers_of(model, model.embed(views_of(images, self.views)))
-
-    @torch.inference_mode()
-    def answers_of(self, features: Tensor) -> Answers:
-        """The answers for features (B, D) of one view, on the engine's device; raises as `answers`."""
-        self.check_classes()
-        return self._answers_of(self.model, features)
-
-    def _answers_of(self, model: VisionModel, features: Tensor) -> Answers:
-        """The answers for features of all views, (V B, D), by the head of a model in some precision."""
+        features = model.embed(views_of(images, self.views))  # (V B, D)
         logits = mean_of_views(model.head(features).float(), self.views, self.meaning)
         familiarity = None if self.familiarity is None else self.familiarity(features.float())
         return Answers(logits, scores(logits, self.meaning), familiarity)
