@@ -141,9 +141,10 @@ def main() -> None:
             for order_name, values in found.items()
         ]
         rows += [
-            [f"{order_name}, above random", *(in_words(column) for column in (values - found["random"]).T)]
+            [f"{order_name}, above {other}", *(in_words(column) for column in (values - found[other]).T)]
             for order_name, values in found.items()
-            if order_name != "random"
+            for other in ("random", "next")
+            if other != order_name != "random"
         ]
         head = ["order", *(f"{mark} labels" for mark in MARKS[: found["random"].shape[1]])]
         about = f"{len(class_names)} classes, a pool of {pool_size:,}, {test_size:,} test images, {model}"

@@ -26,7 +26,7 @@ from vitascope.models.config import ViTConfig
 from vitascope.training.options.recipes import GROUP_OF
 
 TESTS = Path(__file__).parent
-SLACK = {"lines of Python": 57551, "lines of tests": 56105, "lines of JavaScript": 30, "modules of": 2}
+SLACK = {"lines of Python": 57863, "lines of tests": 56223, "lines of JavaScript": 30, "modules of": 2}
 """By how much a number may be below its record; others are equal to it."""
 RECORD: dict[str, int] = {
     "options of training": 88,
@@ -37,9 +37,9 @@ RECORD: dict[str, int] = {
     "commands": 23,
     "heatmap methods": 9,
     "public names": 66,
-    "lines of Python": 57551,
+    "lines of Python": 57863,
     "lines of JavaScript": 4399,
-    "lines of tests": 56105,
+    "lines of tests": 56223,
     "raise sites": 926,
     "constructions of TrainConfig": 5,
     "questions after the kind of labels": 20,
