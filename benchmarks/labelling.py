@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 import vitascope as vs
 from conditions import Conditions
 from reports import command_line, markdown_table, note, publish
-from vitascope.analysis.labelling.order import clusters_of, next_pictures, typical, unit_of
+from vitascope.analysis.labelling.order import next_pictures, typical, unit_of, unsure
 from vitascope.data.targets import ClassIndices
 from vitascope.training.linear.classifiers import LogisticRegression
 
@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 MARKS = (10, 20, 50, 100, 200)
 """Labels after which the accuracy is measured."""
-BATCH, POOL = 10, 5
+BATCH = 10
 PROBE = LogisticRegression((0.1,))
 
 
@@ -59,7 +59,7 @@ def at_random(pool: Labelled, chosen: Integers, K: int, count: int, seed: int) -
 
 
 def offered(pool: Labelled, chosen: Integers, K: int, count: int, seed: int) -> Integers:
-    """As `vitascope next`: typical ones up to `FEW` labels, then random ones."""
+    """As `vitascope next` without a classifier: typical ones up to `FEW` labels, then random ones."""
     labelled = np.isin(np.arange(len(pool.classes)), chosen)
     found = next_pictures(pool.features, count, labelled=labelled, seed=seed)
     return np.array([picture.index for picture in found])
@@ -72,16 +72,12 @@ def always_typical(pool: Labelled, chosen: Integers, K: int, count: int, seed: i
     return rest[typical(unit[rest], count, unit[chosen], seed)]
 
 
-def unsure(pool: Labelled, chosen: Integers, K: int, count: int, seed: int) -> Integers:
-    """The least differences between the two largest probabilities, spread: the `POOL` times `count` least
-    sure are divided by k-means, and each cluster gives its least sure one (after Citovsky et al. 2021)."""
-    ordered = np.sort(probabilities(pool.take(chosen), pool.features, K), axis=1)
+def least_sure(pool: Labelled, chosen: Integers, K: int, count: int, seed: int) -> Integers:
+    """By the differences between the two largest probabilities, whatever the number of labels."""
+    rest = np.setdiff1d(np.arange(len(pool.classes)), chosen)
+    ordered = np.sort(probabilities(pool.take(chosen), pool.features[rest], K), axis=1)
     margins = ordered[:, -1] - ordered[:, -2]
-    margins[chosen] = np.inf
-    rest = np.argsort(margins, kind="stable")[: min(POOL * count, len(margins) - len(chosen))]
-    clusters, _ = clusters_of(unit_of(pool.features[rest]), count, seed)
-    first = np.unique(clusters, return_index=True)[1]
-    return rest[np.concatenate([first, np.setdiff1d(np.arange(len(rest)), first)])[:count]]
+    return rest[unsure(unit_of(pool.features[rest]), margins, count, seed)]
 
 
 def after(first: Order, then: Order, labels: int) -> Order:
@@ -91,10 +87,10 @@ def after(first: Order, then: Order, labels: int) -> Order:
 
 ORDERS: dict[str, Order] = {
     "random": at_random,
-    "next": offered,
+    "typical to 50, then random": offered,
     "typical": always_typical,
-    "next to 20, then unsure": after(offered, unsure, 20),
-    "next to 50, then unsure": after(offered, unsure, 50),
+    "typical to 20, then unsure": after(offered, least_sure, 20),
+    "typical to 50, then unsure": after(offered, least_sure, 50),
 }
 
 
@@ -143,7 +139,7 @@ def main() -> None:
         rows += [
             [f"{order_name}, above {other}", *(in_words(column) for column in (values - found[other]).T)]
             for order_name, values in found.items()
-            for other in ("random", "next")
+            for other in ("random", "typical to 50, then random")
             if other != order_name != "random"
         ]
         head = ["order", *(f"{mark} labels" for mark in MARKS[: found["random"].shape[1]])]

@@ -9,6 +9,9 @@ import pytest
 
 from tests.cli import exit_status
 from tests.data import write_picture
+from vitascope.analysis.labelling import order
+from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.weights.loading import from_pretrained
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -39,13 +42,21 @@ def test_body_offers_every_picture_but_copies_with_a_reason(pool: Path, capsys) 
     assert "broken.png" in printed.err
 
 
-def test_run_offers_none_of_its_images(pool: Path, capsys) -> None:
+def test_run_offers_what_it_is_unsure_of_and_none_of_its_images(pool: Path, monkeypatch, capsys) -> None:
     (pool / "broken.png").unlink()
     assert exit_status("next", "runs/tiny", str(pool), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["images"], found["labelled"], len(found["next"])) == (8, 1, 6)
     assert "labelled.png" not in {Path(row["image"]).name for row in found["next"]}
     assert [len(row["copies"]) for row in found["next"]].count(1) == 1
+    # After 50 labels it offers what the run is unsure of, by the probabilities that it predicts.
+    monkeypatch.setattr(order, "FEW", 5)
+    assert exit_status("next", "runs/tiny", str(pool), "--json") == 0
+    row = json.loads(capsys.readouterr().out)["next"][0]
+    engine = TorchEngine(from_pretrained("runs/tiny"), precision="fp32", device="cpu")
+    (probabilities,) = engine.predict([engine.pixels(row["image"])]).probabilities
+    high, low = probabilities.topk(2).values.tolist()
+    assert row["reason"].endswith(f", {high:.0%} to {low:.0%}")
     assert exit_status("next", "runs/tiny", "data") == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("0 of ")
 

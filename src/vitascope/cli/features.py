@@ -255,7 +255,7 @@ def _cell(value: float | int | str) -> str:
 class Next:
     """Choose the pictures to label next.
 
-    The first are typical of many pictures, and different from each other; later ones are random.
+    The first are typical and different ones; after 50 labels come those that a run is unsure of.
 
     Of near-copies one is chosen, and none that has a label in the run.
     """
@@ -269,8 +269,6 @@ class Next:
     out: Path | None = None
     """Also write the paths into FILE.txt, one per line, or tasks of Label Studio into FILE.json.
     An existing file is replaced."""
-    seed: int = 0
-    """Of the clusters."""
     json: Json = False
     table: DataOptions = dataclasses.field(default_factory=TableOptions)
     """How DATA are read."""
@@ -301,13 +299,11 @@ class Next:
 
     def _write(self, out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         """The paths, or tasks for Label Studio."""
-        if out.suffix == ".json":
-            tasks = [{"data": {"image": row["image"], "reason": row["reason"]}} for row in rows]
-            text = json.dumps(tasks, indent=1)
-        else:
-            if broken := [row["image"] for row in rows if len(row["image"].splitlines()) != 1]:
-                raise UserError(f"{broken[0]!r} has a line break: write tasks to FILE.json instead")
-            text = "\n".join(row["image"] for row in rows)
+        paths = [row["image"] for row in rows]
+        tasks = [{"data": {"image": row["image"], "reason": row["reason"]}} for row in rows]
+        text = json.dumps(tasks, indent=1) if out.suffix == ".json" else "\n".join(paths)
+        if out.suffix == ".txt" and len(text.splitlines()) != len(paths):
+            raise UserError("a path has a line break: write tasks to FILE.json instead")
         with explaining_failure(out, "the list", "choose another place"), replacing(out) as aside:
             aside.write_text(f"{text}\n", encoding="utf-8", errors="surrogateescape")
 

@@ -104,3 +104,15 @@ def test_pictures_are_random_once_there_are_labels() -> None:
     assert [picture.reason for picture in next_pictures(features, 5, labelled=labelled)][3:] == [
         "at random"
     ] * 2
+
+
+def test_unsure_pictures_come_first_and_are_not_all_alike() -> None:
+    features, clusters = separated([4, 20, 20])
+    margins = np.full(44, 0.9)
+    margins[17] = 0.0
+    found = next_pictures(features, 3, labels=FEW, margins=margins)
+    assert (found[0].index, found[0].reason) == (17, "unsure")
+    margins = np.array([0.1, 0.2, 0.3])[clusters]  # a batch of two has only one of the four least sure ones
+    assert clusters[indices(next_pictures(features, 2, labels=FEW, margins=margins))].tolist() == [0, 1]
+    assert sorted(indices(next_pictures(features, 99, labels=FEW, margins=margins))) == list(range(44))
+    assert next_pictures(features[:0], 3, labels=FEW, margins=margins[:0]) == []

@@ -1,8 +1,4 @@
-"""Which pictures to label next: typical and different ones first, then any at random.
-
-Pictures that a classifier is unsure of were no better than random ones, up to 200 labels
-(benchmarks/results/2026-11-29-labelling.md), so none is asked.
-"""
+"""Which pictures to label next: typical and different ones, then those that a classifier is unsure of."""
 
 import dataclasses
 import hashlib
@@ -22,19 +18,16 @@ FEW = 50
 """Labels up to which typical pictures are offered."""
 ROUND = 10
 """The fewest typical pictures that are chosen by one k-means."""
+POOL = 5
+"""The unsure pictures are chosen among so many times their number."""
+UNSURE = "unsure"
 SAMPLE = 20_000
 """The most pictures that k-means is fitted to; others go to the nearest centre."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NextPicture:
-    """A picture to label.
-
-    Attributes:
-        index: among the N pictures.
-        reason: why it is offered, in words.
-        copies: the indices of its near-copies, which its label holds for.
-    """
+    """A picture to label, why it is offered, and its near-copies, which its label holds for."""
 
     index: int
     reason: str
@@ -47,20 +40,21 @@ def next_pictures(
     *,
     labelled: Mask | None = None,
     labels: int | None = None,
+    margins: Floats | None = None,
     groups: Integers | None = None,
     seed: int = 0,
 ) -> list[NextPicture]:
     """At most `count` of N pictures in the order in which labels tell the most.
 
-    The first are typical of many pictures and different from each other and from the labelled ones
-    (`typical`); from `FEW` labels on they are drawn at random. Of near-copies one is offered, and none if one
-    of them is labelled. The order neither depends on `count` nor on the order of the N pictures.
+    The first are `typical`; after `FEW` labels come `unsure` ones, or without a classifier random ones. Of
+    near-copies one is offered, and none if one of them is labelled. The order of the pictures has no effect.
 
     Args:
         features: (N, D).
         count: the most pictures.
         labelled: which of the pictures have a label, (N,).
         labels: the number of labels; None if only these pictures have some.
+        margins: how sure a classifier is of each picture, (N,); None without one.
         groups: the group of near-copies of each picture, (N,), of `data.duplicates.groups_of`.
         seed: of k-means, and of the random order.
     """
@@ -75,30 +69,24 @@ def next_pictures(
     nearest = np.argmax(unit[order] @ unit[chosen].T, axis=1) if len(chosen) else np.arange(0)
     sizes = np.bincount(nearest, minlength=len(chosen)).tolist()
     reasons = [f"typical of {counted(size, 'picture')}" for size in sizes]
-    others = order[~np.isin(order, chosen)][: count - len(chosen)]
-    reasons += ["at random"] * len(others)
+    others = order[~np.isin(order, chosen)]
+    if margins is not None and len(chosen) < count:
+        others = others[unsure(unit[others], margins[others], count - len(chosen), seed)]
+    others = others[: count - len(chosen)]
+    reasons += ["at random" if margins is None else UNSURE] * len(others)
     chosen = np.concatenate([chosen, others])
-    members = np.argsort(of_group, kind="stable")
-    begin, end = (np.searchsorted(of_group[members], of_group[chosen], side) for side in ("left", "right"))
-    copies = [
-        tuple(np.setdiff1d(members[first:last], [index]).tolist())
-        for index, first, last in zip(chosen, begin, end, strict=True)
-    ]
+    alike = (np.flatnonzero(of_group == of_group[index]) for index in chosen)
+    copies = [tuple(rows[rows != index].tolist()) for index, rows in zip(chosen, alike, strict=True)]
     return [NextPicture(*each) for each in zip(chosen.tolist(), reasons, copies, strict=True)]
 
 
 def typical(unit: Features, count: int, covered: Features | None = None, seed: int = 0) -> Integers:
-    """Indices (n,) of typical and different pictures, n at most `count`, of unit features (N, D).
+    """Indices (n,) of typical and different pictures, n at most `count`, of unit features (N, D); others that
+    are chosen before have unit features `covered`, (M, D).
 
     In rounds, k-means divides all pictures into more clusters than there are covered and chosen ones. Of
     each cluster that has none of these, the picture nearest to its centre is chosen, the largest cluster
     first (after TypiClust, Hacohen et al. 2022). So `count` does not change the order.
-
-    Args:
-        unit: of length 1, (N, D).
-        count: the most pictures.
-        covered: unit features of pictures that are chosen before, (M, D).
-        seed: of k-means.
     """
     chosen, M = np.arange(0), 0 if covered is None else len(covered)
     every = unit if covered is None else np.concatenate([covered, unit])
@@ -114,6 +102,18 @@ def typical(unit: Features, count: int, covered: Features | None = None, seed: i
             nearest = np.setdiff1d(np.arange(M + len(unit)), known)
         chosen = np.concatenate([chosen, nearest[:more] - M])
     return chosen[:count]
+
+
+def unsure(unit: Features, margins: Floats, count: int, seed: int = 0) -> Integers:
+    """Indices (n,) of pictures of small margins, n at most `count`, of unit features (N, D), the least first.
+
+    K-means divides the `POOL` times `count` pictures of the least margins, and each cluster gives its least
+    one, so that they are not all alike (after Citovsky et al. 2021).
+    """
+    pool = np.argsort(margins, kind="stable")[: POOL * count]
+    first = np.unique(clusters_of(unit[pool], count, seed)[0], return_index=True)[1] if len(pool) else pool
+    others = np.setdiff1d(np.arange(len(pool)), first)[: count - len(first)]
+    return pool[np.sort(np.concatenate([first, others]))]
 
 
 def clusters_of(unit: Features, k: int, seed: int) -> tuple[Integers, Floats]:
