@@ -255,7 +255,7 @@ def _cell(value: float | int | str) -> str:
 class Next:
     """Choose the pictures to label next.
 
-    The first are typical and different ones; after 50 labels come those that a run is unsure of.
+    The first 50 are typical and different; then come those that a run is unsure of.
 
     Of near-copies one is chosen, and none that has a label in the run.
     """
