@@ -40,6 +40,7 @@ SUGGESTED = [
     "predict runs/tiny data --out predictions.csv",
     f"predict model.onnx {PICTURE}",
     f"predict clip {PICTURE} --classes 'a cat' dog",
+    "next runs/tiny data --count 3",
     "embed runs/tiny data --out features.npz",
     "export runs/tiny",
     "export runs/tiny --features",

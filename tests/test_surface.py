@@ -26,21 +26,21 @@ from vitascope.models.config import ViTConfig
 from vitascope.training.options.recipes import GROUP_OF
 
 TESTS = Path(__file__).parent
-SLACK = {"lines of Python": 57551, "lines of tests": 56105, "lines of JavaScript": 30, "modules of": 2}
+SLACK = {"lines of Python": 57880, "lines of tests": 56246, "lines of JavaScript": 30, "modules of": 2}
 """By how much a number may be below its record; others are equal to it."""
 RECORD: dict[str, int] = {
     "options of training": 88,
     "options of the model": 61,
     "options of tables": 8,
-    "fields of the command line": 139,
+    "fields of the command line": 144,
     "settings of the server": 26,
-    "commands": 22,
+    "commands": 23,
     "heatmap methods": 9,
     "public names": 66,
-    "lines of Python": 57551,
+    "lines of Python": 57880,
     "lines of JavaScript": 4399,
-    "lines of tests": 56105,
-    "raise sites": 923,
+    "lines of tests": 56246,
+    "raise sites": 926,
     "constructions of TrainConfig": 5,
     "questions after the kind of labels": 20,
     "calls of is_url": 0,

@@ -40,7 +40,12 @@ GROUPS: dict[str, dict[str, str]] = {
         "convert": "models.Convert",
         "compress": "models.Compress",
     },
-    "Data and models:": {"audit": "features.Audit", "pack": "models.Pack", "models": "models.Models"},
+    "Data and models:": {
+        "next": "features.Next",
+        "audit": "features.Audit",
+        "pack": "models.Pack",
+        "models": "models.Models",
+    },
     "Learn:": {"learn": "learn.Learn"},
 }
 """The commands by name: module and class."""

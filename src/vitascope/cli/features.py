@@ -1,4 +1,4 @@
-"""`vitascope probe`, `similar`, `embed` and `audit`: what the features of frozen bodies tell."""
+"""`vitascope probe`, `similar`, `next`, `embed` and `audit`: what the features of frozen bodies tell."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -18,7 +19,7 @@ from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, duration, speed
 from vitascope.models.engines.compute import Compute
-from vitascope.storage import explaining_failure
+from vitascope.storage import explaining_failure, replacing
 
 if TYPE_CHECKING:
     from vitascope.analysis.probing.probe import ProbeResult
@@ -248,6 +249,63 @@ class Similar:
 
 def _cell(value: float | int | str) -> str:
     return f"{value:z.4f}" if isinstance(value, float) else printable(str(value), 200)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Next:
+    """Choose the pictures to label next.
+
+    The first 50 are typical and different; then come those that a run is unsure of.
+
+    Of near-copies one is chosen, and none that has a label in the run.
+    """
+
+    model: Model
+    """A run folder, a model folder or file, or a hub id, whose features are compared."""
+    data: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """A folder of images, a table, or another DATA, whose labels are not read."""
+    count: int = 50
+    """The most pictures to choose."""
+    out: Path | None = None
+    """Also write the paths into FILE.txt, one per line, or tasks of Label Studio into FILE.json.
+    An existing file is replaced."""
+    json: Json = False
+    table: DataOptions = dataclasses.field(default_factory=TableOptions)
+    """How DATA are read."""
+    compute: Compute = dataclasses.field(default_factory=Compute)
+    """How images are read and features computed."""
+
+    def call(self) -> None:
+        """Choose, print the table, and write the file."""
+        from vitascope.analysis.labelling.unlabelled import pictures_to_label
+
+        if self.out is not None and self.out.suffix not in (".txt", ".json"):
+            raise UserError(f"--out {self.out}: paths are written to FILE.txt, tasks to FILE.json")
+        with exiting_with_cache(self.compute):
+            found = pictures_to_label(**arguments_of(self, "out", "json"))
+        if self.out is not None:
+            self._write(self.out, found.rows)
+        if self.json:
+            counts = {"images": found.images, "labelled": found.labelled, "unreadable": len(found.unreadable)}
+            print(json.dumps({**counts, "next": found.rows}))
+        else:
+            columns = ["image", "reason", "copies"][: 3 if any(row["copies"] for row in found.rows) else 2]
+            cells = ((_cell(row["image"]), row["reason"], str(len(row["copies"]))) for row in found.rows)
+            rows = [columns, *(row[: len(columns)] for row in cells)]
+            print("\n".join(aligned(rows, left={0, 1})))
+            known = f", {found.labelled:,} of them labelled in {self.model}" if found.labelled else ""
+            print(f"{len(found.rows):,} of {counted(found.images, 'image')}{known}")
+        exit_if_left_out(found.images, found.unreadable)
+
+    def _write(self, out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The paths, or tasks for Label Studio."""
+        paths = [row["image"] for row in rows]
+        tasks = [{"data": {"image": row["image"], "reason": row["reason"]}} for row in rows]
+        text = json.dumps(tasks, indent=1) if out.suffix == ".json" else "\n".join(paths)
+        if out.suffix == ".txt" and len(text.splitlines()) != len(paths):
+            raise UserError("a path has a line break: write tasks to FILE.json instead")
+        with explaining_failure(out, "the list", "choose another place"), replacing(out) as aside:
+            aside.write_text(f"{text}\n", encoding="utf-8", errors="surrogateescape")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

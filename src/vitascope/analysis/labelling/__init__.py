@@ -1,0 +1,1 @@
+"""From pictures without labels to a classifier: which picture to label next."""

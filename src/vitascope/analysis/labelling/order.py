@@ -1,0 +1,141 @@
+"""Which pictures to label next: typical and different ones, then those that a classifier is unsure of."""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits
+
+from vitascope.formatting import counted
+
+Features = npt.NDArray[np.floating]
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+FEW = 50
+"""Labels up to which typical pictures are offered."""
+ROUND = 10
+"""The fewest typical pictures that are chosen by one k-means."""
+POOL = 5
+"""The unsure pictures are chosen among so many times their number."""
+UNSURE = "unsure"
+SAMPLE = 20_000
+"""The most pictures that k-means is fitted to; others go to the nearest centre."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NextPicture:
+    """A picture to label, why it is offered, and its near-copies, which its label holds for."""
+
+    index: int
+    reason: str
+    copies: tuple[int, ...] = ()
+
+
+def next_pictures(
+    features: Features,
+    count: int,
+    *,
+    labelled: Mask | None = None,
+    labels: int | None = None,
+    margins: Floats | None = None,
+    groups: Integers | None = None,
+    seed: int = 0,
+) -> list[NextPicture]:
+    """At most `count` of N pictures in the order in which labels tell the most.
+
+    The first are `typical`; after `FEW` labels come `unsure` ones, or without a classifier random ones. Of
+    near-copies one is offered, and none if one of them is labelled. The order of the pictures has no effect.
+
+    Args:
+        features: (N, D).
+        count: the most pictures.
+        labelled: which of the pictures have a label, (N,).
+        labels: the number of labels; None if only these pictures have some.
+        margins: how sure a classifier is of each picture, (N,); None without one.
+        groups: the group of near-copies of each picture, (N,), of `data.duplicates.groups_of`.
+        seed: of k-means, and of the random order.
+    """
+    N = len(features)
+    has_label = np.zeros(N, np.bool_) if labelled is None else labelled
+    of_group = np.arange(N) if groups is None else groups
+    every, unit = _reproducible(features, seed), unit_of(features)
+    order = every[~np.isin(of_group[every], of_group[has_label])]
+    order = order[np.sort(np.unique(of_group[order], return_index=True)[1])]  # the first of each group
+    few = max(0, FEW - int(has_label.sum() if labels is None else labels))
+    chosen = order[typical(unit[order], min(few, count), unit[every[has_label[every]]], seed)]
+    nearest = np.argmax(unit[order] @ unit[chosen].T, axis=1) if len(chosen) else np.arange(0)
+    sizes = np.bincount(nearest, minlength=len(chosen)).tolist()
+    reasons = [f"typical of {counted(size, 'picture')}" for size in sizes]
+    others = order[~np.isin(order, chosen)]
+    if margins is not None and len(chosen) < count:
+        others = others[unsure(unit[others], margins[others], count - len(chosen), seed)]
+    others = others[: count - len(chosen)]
+    reasons += ["at random" if margins is None else UNSURE] * len(others)
+    chosen = np.concatenate([chosen, others])
+    alike = (np.flatnonzero(of_group == of_group[index]) for index in chosen)
+    copies = [tuple(rows[rows != index].tolist()) for index, rows in zip(chosen, alike, strict=True)]
+    return [NextPicture(*each) for each in zip(chosen.tolist(), reasons, copies, strict=True)]
+
+
+def typical(unit: Features, count: int, covered: Features | None = None, seed: int = 0) -> Integers:
+    """Indices (n,) of typical and different pictures, n at most `count`, of unit features (N, D); others that
+    are chosen before have unit features `covered`, (M, D).
+
+    In rounds, k-means divides all pictures into more clusters than there are covered and chosen ones. Of
+    each cluster that has none of these, the picture nearest to its centre is chosen, the largest cluster
+    first (after TypiClust, Hacohen et al. 2022). So `count` does not change the order.
+    """
+    chosen, M = np.arange(0), 0 if covered is None else len(covered)
+    every = unit if covered is None else np.concatenate([covered, unit])
+    while len(chosen) < min(count, len(unit)):
+        known = np.concatenate([np.arange(M), M + chosen])
+        more = max(ROUND, len(known) // 2)
+        clusters, distances = clusters_of(every, len(known) + more, seed)
+        order = np.lexsort([distances, clusters])
+        order = order[~np.isin(clusters[order], clusters[known])]
+        _, first, sizes = np.unique(clusters[order], return_index=True, return_counts=True)
+        nearest = order[first[np.argsort(-sizes, kind="stable")]]
+        if not len(nearest):  # the others are equal to known ones
+            nearest = np.setdiff1d(np.arange(M + len(unit)), known)
+        chosen = np.concatenate([chosen, nearest[:more] - M])
+    return chosen[:count]
+
+
+def unsure(unit: Features, margins: Floats, count: int, seed: int = 0) -> Integers:
+    """Indices (n,) of pictures of small margins, n at most `count`, of unit features (N, D), the least first.
+
+    K-means divides the `POOL` times `count` pictures of the least margins, and each cluster gives its least
+    one, so that they are not all alike (after Citovsky et al. 2021).
+    """
+    pool = np.argsort(margins, kind="stable")[: POOL * count]
+    first = np.unique(clusters_of(unit[pool], count, seed)[0], return_index=True)[1] if len(pool) else pool
+    others = np.setdiff1d(np.arange(len(pool)), first)[: count - len(first)]
+    return pool[np.sort(np.concatenate([first, others]))]
+
+
+def clusters_of(unit: Features, k: int, seed: int) -> tuple[Integers, Floats]:
+    """The cluster of each picture by k-means, (N,), and its squared distance to the centre."""
+    from sklearn.cluster import KMeans  # which takes half a second
+
+    k = min(k, len(np.unique(unit[:SAMPLE], axis=0)))
+    with threadpool_limits(1):  # with several threads, sums and so clusters may differ
+        means = KMeans(k, n_init=1, random_state=seed).fit(unit[:SAMPLE])
+        clusters = means.predict(unit)
+    return clusters.astype(np.int64), np.square(unit - means.cluster_centers_[clusters]).sum(axis=1)
+
+
+def _reproducible(features: Features, seed: int) -> Integers:
+    """An order of the pictures that is random and depends on their features, but not on their order, (N,)."""
+    key = seed.to_bytes(8, "little")
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in features]
+    return np.argsort(np.array(digests, "S8"), kind="stable")
+
+
+def unit_of(features: Features) -> npt.NDArray[np.float32]:
+    """Features (N, D) of length 1; zeros stay zeros."""
+    exact = features.astype(np.float32)
+    lengths = np.linalg.norm(exact, axis=1, keepdims=True)
+    return np.asarray(exact / np.where(lengths == 0, 1, lengths), np.float32)
