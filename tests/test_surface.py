@@ -26,7 +26,7 @@ from vitascope.models.config import ViTConfig
 from vitascope.training.options.recipes import GROUP_OF
 
 TESTS = Path(__file__).parent
-SLACK = {"lines of Python": 57880, "lines of tests": 56246, "lines of JavaScript": 30, "modules of": 2}
+SLACK = {"lines of Python": 150, "lines of tests": 150, "lines of JavaScript": 30, "modules of": 2}
 """By how much a number may be below its record; others are equal to it."""
 RECORD: dict[str, int] = {
     "options of training": 88,
