@@ -169,10 +169,9 @@ def audit(
     bodies = [bodies] if isinstance(bodies, str | os.PathLike) else bodies
     if not bodies:
         raise UserError("no body: name at least one MODEL, or leave bodies out")
-    engines = [
-        TorchEngine(from_pretrained(body), precision=compute.precision, device=compute.device)
-        for body in bodies
-    ]
+    precision, device = compute.precision, compute.device  # of the engines, which `embed` takes as they are
+    engines = [TorchEngine(from_pretrained(body), precision=precision, device=device) for body in bodies]
+    compute = dataclasses.replace(compute, precision="auto", device="auto")
     with data_place(data, table) as place:
         inventory = read_data(place, table)
         images, parts = _joined(inventory, place)
