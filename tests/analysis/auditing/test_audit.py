@@ -164,10 +164,8 @@ def test_a_body_that_was_trained_on_the_images_is_named(photos, tmp_path, capsys
     with undrawn():
         train(tiny_config(photos, run="run", steps=1))
     capsys.readouterr()
-    computed = ["--precision", "fp32", "--device", "cpu"]
-    assert (
-        main(["audit", str(photos), "--out", "out", "--body", "run", "--json", "--seed", "1", *computed]) == 0
-    )
+    command = f"audit {photos} --out out --body run --json --seed 1 --precision fp32 --device cpu"
+    assert main(command.split()) == 0
     (note,) = json.loads(capsys.readouterr().out)["notes"]
     assert note.startswith("run was trained on ")
 
