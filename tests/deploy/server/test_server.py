@@ -469,7 +469,7 @@ def test_link_has_the_token_on_a_terminal_only_and_an_open_server_advises_one(
         announce(["model"], settings, port, "a+b/c d&e")
         number = port.getsockname()[1]
     link = f"http://127.0.0.1:{number}" + "/#token=a%2Bb%2Fc%20d%26e" * terminal
-    assert capsys.readouterr().out == f"model at {link}, once loaded (/docs for its API; Ctrl-C stops it)\n"
+    assert capsys.readouterr().out == f"model at {link} (once loaded; /docs for its API; Ctrl-C stops it)\n"
     settings = Settings(host="0.0.0.0", port=0)
     with listen(settings) as port:
         announce(["model"], settings, port, None)

@@ -131,7 +131,7 @@ def announce(models: Sequence[str], settings: Settings, port: socket.socket, tok
     if token is not None and sys.stdout.isatty():
         address += f"/#token={quote(token, safe='')}"
     names = ", ".join(map(model_in_words, models))
-    print(f"{names} at {address}, once loaded (/docs for its API; Ctrl-C stops it)", flush=True)
+    print(f"{names} at {address} (once loaded; /docs for its API; Ctrl-C stops it)", flush=True)
     if token is None and not settings.is_loopback:
         advice = f"set a token by --token-file or {TOKEN}"
         print(f"vitascope: anyone who reaches this address may use it; {advice}", file=sys.stderr, flush=True)
