@@ -39,7 +39,7 @@ RECORD: dict[str, int] = {
     "public names": 66,
     "lines of Python": 57880,
     "lines of JavaScript": 4399,
-    "lines of tests": 56246,
+    "lines of tests": 56247,
     "raise sites": 926,
     "constructions of TrainConfig": 5,
     "questions after the kind of labels": 20,
