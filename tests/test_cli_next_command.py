@@ -2,6 +2,8 @@
 
 import shlex
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from tests.exported import copied_exports
 from tests.models.text import write_clip
 from tests.training import undrawn
 from vitascope.cli import COMMANDS, main
-from vitascope.cli.next_command import NEXT, way_out
+from vitascope.cli.next_command import NEXT, next_command, way_out
 from vitascope.cli.parsing import parse
 from vitascope.cli.ship import Serve
 from vitascope.models.engines.runtimes import open_engine
@@ -119,8 +121,27 @@ def test_error_with_a_way_out_names_the_command(fresh: None, capsys) -> None:
         ("make room, then run `vitascope report 'a b'`: full", "vitascope report 'a b'"),
         ("this needs mcp: pip install 'vitascope[mcp]'", "pip install 'vitascope[mcp]'"),
         ("the format of `vitascope train --recipe base`", ""),
+        ("a; `vitascope train x; rm y`: no images", "vitascope train 'x;' rm y"),
+        ("a; `vitascope train 'x`: no images", ""),
+        ("column 'pip install evil': no labels", ""),
         ("nearest: --run; see `vitascope train --help`", ""),
     ],
 )
 def test_way_out_is_what_a_message_says_to_run(message: str, command: str) -> None:
     assert way_out(message) == command
+
+
+def test_name_that_a_terminal_would_obey_is_in_no_command() -> None:
+    assert next_command("predict", {"model": "cifar10", "picture": "a b.jpg"}) == (
+        "vitascope explain cifar10 'a b.jpg'"
+    )
+    assert next_command("predict", {"model": "cifar10", "picture": "\x1b[31m.jpg"}) == ""
+
+
+@pytest.mark.parametrize(("redirected", "status"), [("> /dev/full", 2), (">&-", 0)])
+def test_output_that_is_full_or_closed_ends_without_a_traceback(redirected: str, status: int) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    command = f"{shlex.quote(sys.executable)} -m vitascope.cli models {redirected}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1)

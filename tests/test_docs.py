@@ -143,7 +143,10 @@ def short_budget(seconds: float, validation: float, **options: Any) -> TimeBudge
     return TimeBudget(min(seconds, 2.0), validation, **options)
 
 
-def assert_the_digits_are_learned(out: str) -> None:
+def test_demo_learns_the_digits(readers_folder, capsys) -> None:
+    assert "vitascope train\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert main(["train"]) == 0
+    out = capsys.readouterr().out
     ours, svc = (
         float(share) for share in re.findall(r"^(?:test)? +([\d.]+)% (?:right|scikit)", out, re.MULTILINE)
     )
@@ -273,9 +276,9 @@ def test_page_runs_from_top_to_bottom(
     said = {}
     served = None
     printed, unseen = "", False
-    if page.name == "README.md":
+    if page == READMES[0]:
         Path("photos/cat").rename("photos/bird")
-    with hub:
+    with hub as pushed:
         for program, step in steps(page):
             printed += "".join(capsys.readouterr())
             if program == "text":
@@ -305,7 +308,7 @@ def test_page_runs_from_top_to_bottom(
                 for option, word in itertools.pairwise(words):
                     if option in SMALLER:
                         words[words.index(option) + 1] = str(min(int(word), SMALLER[option]))
-                with exports, nullcontext() if words == ["train"] else undrawn():
+                with exports, undrawn():
                     assert main(words) == 0, f"{step}\n{capsys.readouterr().err}"
                 said[step], err = capsys.readouterr()
                 printed += said[step] + err
@@ -313,8 +316,8 @@ def test_page_runs_from_top_to_bottom(
                 torchrun(step, tmp_path / "torchrun.txt")
             else:
                 assert program in NOT_RUN, f"no way to run {step!r}"
-    if "vitascope train" in said:
-        assert_the_digits_are_learned(said["vitascope train"])
+    if page == READMES[0]:
+        assert "README.md" in pushed.repositories["me/photos"]
     assert all(service.runs for service in tracked)
     if page == DATA_PAGE:
         assert_broken_files_are_counted(said)

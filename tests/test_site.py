@@ -67,7 +67,8 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 
 def test_a_page_of_the_repository_links_to_pages_of_the_site(site: Path) -> None:
     start = (site / "index.html").read_text("utf-8")
-    assert 'src="images/' in start
+    assert 'src="images/explorer.gif"' in start
+    assert 'href="training.html"' in start
     assert not re.findall(rf'<a [^>]*href="{ADDRESS}', start)  # also those work from the disk
     assert "docs/" not in re.sub(r"<code.*?</code>", "", start, flags=re.DOTALL).replace("/docs/", "")
 
@@ -81,6 +82,7 @@ def test_demo_is_the_built_in_model_with_three_photographs_and_the_first_link(si
     assert len(base64.b64decode("".join(page.scripts["text/base64"]))) > 1e6
     assert "Drop a picture: nothing leaves this computer." in text
     assert "default-src 'none'" in text
+    assert "<base" not in text
     links = {address for address in page.addresses if not address.startswith("data:")}
     assert "../cifar10.html" in links
     assert all((site / "demo" / link).is_file() for link in links)

@@ -455,11 +455,15 @@ def test_pending_class_map_is_cancelled_by_a_button_and_by_another_method(visit:
     visit.page.locator(".fault:not([hidden])").wait_for()
     assert visit.text(".fault span") == "Cancelled: Computing occlusion."
     assert not visit.page.locator(".wait").is_visible()
-    with visit.page.expect_request("**/v1/heatmap?method=occlusion**"):
-        visit.page.click(".fault button")
+    visit.page.unroute("**/v1/heatmap?method=occlusion**")
+    visit.page.click(".fault button")
+    visit.page.locator(".high:text-is('most')").wait_for()
+    visit.page.route("**/v1/heatmap?method=patching**", lambda route: None)
+    with visit.page.expect_request("**/v1/heatmap?method=patching**"):
+        visit.page.select_option("#method", "patching")
     with visit.page.expect_event("requestfailed") as ended:
         visit.page.select_option("#method", "layer-cam")
-    assert "method=occlusion" in ended.value.url
+    assert "method=patching" in ended.value.url
     visit.page.locator(".high:text-is('most')").wait_for()
     assert visit.page.locator(".wait:visible, .fault:visible").count() == 0
 
@@ -475,6 +479,7 @@ def test_controls_that_do_not_apply_are_hidden(visit: Visit) -> None:
 
 def test_two_pictures_share_one_scale_and_follow_the_same_pointer(visit: Visit) -> None:
     visit.open_sample(0)
+    assert "uniform" in visit.text(".high")
     visit.page.click("#compare")
     visit.open_sample(1)
     before = [visit.drawing(number=number) for number in range(2)]

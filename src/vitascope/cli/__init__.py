@@ -79,7 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_any_path()
     _collect_rarely()
     try:
-        _name(_answer(list(sys.argv[1:] if argv is None else argv)))
+        command = _answer(list(sys.argv[1:] if argv is None else argv))
+        print(end="", flush=True)  # a full disk or a closed pipe is an error of the command
+        _name(command)
         return 0
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -104,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _name(command: str) -> None:
     """Print the next command on standard error, as standard output has results only."""
-    if command:
-        sys.stdout.flush()
+    if command and sys.stderr:  # None where it is closed, and then `print` would take standard output
         print(f"next   {command}", file=sys.stderr)
 
 

@@ -198,7 +198,7 @@ class Similar:
     compute: Compute = dataclasses.field(default_factory=Compute)
     """How images are read and features computed."""
 
-    def call(self) -> None:
+    def call(self) -> dict[str, object]:
         """Search, print the table, and draw."""
         from vitascope.analysis.similar import similar
 
@@ -223,6 +223,7 @@ class Similar:
         else:
             print("\n".join(self._lines(found)))
         exit_if_left_out(found.compared, found.unreadable)
+        return {"folder": self.data} if os.path.isdir(self.data) else {}
 
     def _check(self, out: Path) -> None:
         """Reject a file that is no PNG, is the picture, or would belong to DATA the next time."""

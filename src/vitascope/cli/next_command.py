@@ -24,7 +24,7 @@ NEXT: dict[str, tuple[str, ...]] = {
     ),
     "report": ("vitascope serve {run}",),
     "compare": ("vitascope serve {runs0} --beside {runs1}",),
-    "similar": ("vitascope audit {data} --out audit",),
+    "similar": ("vitascope audit {folder} --out audit",),
     "predict": (
         "vitascope zero-shot {model} runs/zero-shot --classes {classes}",
         "vitascope explain {model} {picture}",
@@ -50,9 +50,10 @@ and what its `call` returns; `runs0` is the first of `runs`. `exported` is `mode
 and `mcp` never end, and `learn` prints the next exercise."""
 
 WAY_OUT = re.compile(
-    r"(?:\brun|\bwith|\bby|;) `(vitascope \w[^`]* [^`]+)`|(pip install (?:'[^']+'|\"[^\"]+\"|\S+))"
+    r"(?:\brun|\bwith|\bby|;) `(vitascope \w[^`]* [^`]+)`"
+    r"|(pip install (?:(['\"])vitascope\[\w+\]\3|\./lessons))"
 )
-"""How a message names the command that leads out of an error."""
+"""How a message names the command that leads out of an error; other packages may be names from a file."""
 
 
 def next_command(name: str, fields: Mapping[str, object]) -> str:
@@ -70,11 +71,16 @@ def next_command(name: str, fields: Mapping[str, object]) -> str:
         words["tested"] = words["model"]
     for line in NEXT.get(name, ()):
         with suppress(KeyError):
-            return line.format_map(words)
+            command = line.format_map(words)
+            return command if command.isprintable() else ""  # a name that a terminal would obey
     return ""
 
 
 def way_out(error: str) -> str:
     """The command that an error's message names as the way out; empty if it names none."""
-    match = WAY_OUT.search(error)
-    return "" if match is None else match[1] or match[2]
+    if (match := WAY_OUT.search(error)) is None:
+        return ""
+    try:
+        return shlex.join(shlex.split(match[1] or match[2]))  # names from files become words, not commands
+    except ValueError:  # no closing quotation
+        return ""

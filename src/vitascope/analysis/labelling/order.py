@@ -20,6 +20,8 @@ ROUND = 10
 """The fewest typical pictures that are chosen by one k-means."""
 POOL = 5
 """The unsure pictures are chosen among so many times their number."""
+CLUSTERS = 200
+"""The most clusters of unsure pictures: the time of k-means grows with their number."""
 UNSURE = "unsure"
 SAMPLE = 20_000
 """The most pictures that k-means is fitted to; others go to the nearest centre."""
@@ -75,7 +77,9 @@ def next_pictures(
     others = others[: count - len(chosen)]
     reasons += ["at random" if margins is None else UNSURE] * len(others)
     chosen = np.concatenate([chosen, others])
-    alike = (np.flatnonzero(of_group == of_group[index]) for index in chosen)
+    members = np.argsort(of_group, kind="stable")
+    begin, end = (np.searchsorted(of_group[members], of_group[chosen], side) for side in ("left", "right"))
+    alike = (members[first:last] for first, last in zip(begin, end, strict=True))
     copies = [tuple(rows[rows != index].tolist()) for index, rows in zip(chosen, alike, strict=True)]
     return [NextPicture(*each) for each in zip(chosen.tolist(), reasons, copies, strict=True)]
 
@@ -108,10 +112,11 @@ def unsure(unit: Features, margins: Floats, count: int, seed: int = 0) -> Intege
     """Indices (n,) of pictures of small margins, n at most `count`, of unit features (N, D), the least first.
 
     K-means divides the `POOL` times `count` pictures of the least margins, and each cluster gives its least
-    one, so that they are not all alike (after Citovsky et al. 2021).
+    one, so that they are not all alike (after Citovsky et al. 2021); the others follow by their margins.
     """
     pool = np.argsort(margins, kind="stable")[: POOL * count]
-    first = np.unique(clusters_of(unit[pool], count, seed)[0], return_index=True)[1] if len(pool) else pool
+    k = min(count, CLUSTERS)
+    first = np.unique(clusters_of(unit[pool], k, seed)[0], return_index=True)[1] if len(pool) else pool
     others = np.setdiff1d(np.arange(len(pool)), first)[: count - len(first)]
     return pool[np.sort(np.concatenate([first, others]))]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import numpy as np
@@ -65,7 +66,10 @@ def pictures_to_label(
     """
     reject_model(data, "the model comes first, then the data")
     run = Run.of_model(model) if isinstance(model, str | os.PathLike) else None
-    with left_as_it_was(model), opened_images(data, table) as everything:
+    with ExitStack() as opened:
+        opened.enter_context(left_as_it_was(model))
+        engine = as_engine(model, precision=compute.precision, device=compute.device)
+        everything = opened.enter_context(opened_images(data, table))
         looks = look_at(everything)
         readable = np.flatnonzero(looks["width"])
         reasons = [
@@ -73,7 +77,6 @@ def pictures_to_label(
         ]
         Faults.of(len(looks), reasons).check_some()
         images = ImageSet("all", everything).subset("all", readable)
-        engine = as_engine(model, precision=compute.precision, device=compute.device)
         own = dataclasses.replace(compute, precision="auto", device="auto")  # of the engine
         embeddings = embed(engine, images.sources, compute=own)
         margins, doubts = (None, []) if run is None else _doubts(engine, embeddings.features)
