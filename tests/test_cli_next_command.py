@@ -131,11 +131,12 @@ def test_way_out_is_what_a_message_says_to_run(message: str, command: str) -> No
     assert way_out(message) == command
 
 
-def test_name_that_a_terminal_would_obey_is_in_no_command() -> None:
+def test_name_that_a_terminal_would_obey_and_thousands_of_names_are_in_no_command() -> None:
     assert next_command("predict", {"model": "cifar10", "picture": "a b.jpg"}) == (
         "vitascope explain cifar10 'a b.jpg'"
     )
     assert next_command("predict", {"model": "cifar10", "picture": "\x1b[31m.jpg"}) == ""
+    assert next_command("explain", {"model": "cifar10", "data": ("a.jpg",) * 5000}) == ""
 
 
 @pytest.mark.parametrize(("redirected", "status"), [("> /dev/full", 2), (">&-", 0)])

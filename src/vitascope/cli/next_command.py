@@ -72,7 +72,8 @@ def next_command(name: str, fields: Mapping[str, object]) -> str:
     for line in NEXT.get(name, ()):
         with suppress(KeyError):
             command = line.format_map(words)
-            return command if command.isprintable() else ""  # a name that a terminal would obey
+            # Not with a name that a terminal would obey, nor with all pictures of a long command.
+            return command if command.isprintable() and len(command) < 500 else ""
     return ""
 
 
