@@ -18,8 +18,18 @@ from vitascope.deploy.server.page_content import MEDIA_TYPES
 
 pytestmark = needs_browser
 
-CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'"
-FIT = {"number": 1, "labels": 10, "measure": "accuracy", "value": 0.91, "low": 0.78, "high": 0.97, "reason": ""}
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'"
+)
+FIT = {
+    "number": 1,
+    "labels": 10,
+    "measure": "accuracy",
+    "value": 0.91,
+    "low": 0.78,
+    "high": 0.97,
+    "reason": "",
+}
 FIT["forecast"] = {"labels": 20, "value": 0.93, "low": 0.88, "high": 0.96}
 FIT["confused"] = {"label": "cat", "said": "dog", "count": 5}
 FIT["acceptances"] = [{"label": "cat", "count": 3, "value": 0.97, "low": 0.95, "high": 0.99}]
@@ -60,10 +70,20 @@ class LabelServer(ThreadingHTTPServer):
         suggestion = {"label": "cat", "probability": 0.93} if "cat" in self.classes else None
         picture = {"id": place, "name": self.names[place], "reason": "typical of 210 pictures"}
         copies = [1, 2] if place == 0 else []
-        return {**picture, "copies": copies, "labels": self.labels.get(place), "source": "", "suggestion": suggestion}
+        return {
+            **picture,
+            "copies": copies,
+            "labels": self.labels.get(place),
+            "source": "",
+            "suggestion": suggestion,
+        }
 
     def pictures(self, view: str, count: str, label: str | None = None) -> dict[str, Any]:
-        left = [place for place in range(len(self.names)) if place not in self.labels and place not in self.skipped]
+        left = [
+            place
+            for place in range(len(self.names))
+            if place not in self.labels and place not in self.skipped
+        ]
         if view == "labelled":
             left = [place for place in reversed(self.labels) if label in (None, *self.labels[place])]
         found = {"doubtful": left[:3], "suspects": []}.get(view, left)
@@ -116,10 +136,16 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def answer(self, content: bytes | dict[str, Any], kind: str = "application/json", status: int = 200) -> None:
+    def answer(
+        self, content: bytes | dict[str, Any], kind: str = "application/json", status: int = 200
+    ) -> None:
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": len(content), "Content-Security-Policy": CSP}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": len(content),
+            "Content-Security-Policy": CSP,
+        }.items():
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(content)
@@ -129,7 +155,9 @@ class Handler(BaseHTTPRequestHandler):
         query, name = dict(parse_qsl(address.query)), address.path.rpartition("/")[2]
         if address.path == "/api/state":
             with self.server.changed:
-                self.server.changed.wait_for(lambda: query.get("after") != str(self.server.version), timeout=20)
+                self.server.changed.wait_for(
+                    lambda: query.get("after") != str(self.server.version), timeout=20
+                )
                 self.answer(self.server.state())
         elif address.path == "/api/pictures":
             self.answer(self.server.pictures(**query))

@@ -68,7 +68,9 @@ def test_training_reads_the_labels_that_were_recorded(pictures: list[str], tmp_p
 def test_several_classes_of_a_picture_and_none_are_read_back(pictures: list[str], tmp_path: Path) -> None:
     table = LabelTable(tmp_path / "labels.csv", kind=ClassSets)
     sets = [("red car", "a|b"), (), ("red car",), ("x, y",), ("a|b",)]
-    table.record({picture: PictureLabel(names, "looked") for picture, names in zip(pictures, sets, strict=True)})
+    table.record(
+        {picture: PictureLabel(names, "looked") for picture, names in zip(pictures, sets, strict=True)}
+    )
     again = LabelTable(table.path, kind=ClassSets)
     assert [again.labels[picture].names for picture in pictures] == sets
     images = all_images(str(table.path))

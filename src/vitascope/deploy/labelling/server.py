@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from vitascope.deploy.labelling.session import Session
-from vitascope.deploy.server.page_content import MEDIA_TYPES
+from vitascope.deploy.server.page_content import web_files
 from vitascope.deploy.server.server import listen
 from vitascope.deploy.server.settings import Settings
 from vitascope.errors import UserError
@@ -58,7 +57,7 @@ class LabelServer(ThreadingHTTPServer):
 
     def __init__(self, session: Session, port: int = 0) -> None:
         self.session, self.token = session, secrets.token_urlsafe(16)
-        self.page = {path.name: path.read_bytes() for path in files(__package__).joinpath("web").iterdir()}
+        self.page = web_files("vitascope.deploy.server") | web_files("vitascope.deploy.labelling")
         self.decoding = threading.Semaphore(2)  # a huge picture takes memory
         super().__init__((LOCAL[0], port), _Requests, bind_and_activate=False)
         self.socket.close()
@@ -141,7 +140,8 @@ class _Requests(BaseHTTPRequestHandler):
                 self._send(content, "image/jpeg", fields={"Cache-Control": "private, max-age=600"})
             case [""] | ["web", _]:
                 name = path.removeprefix("/web/").strip("/") or "index.html"
-                self._send(self.server.page[name], MEDIA_TYPES[name[name.rfind(".") :]])
+                media_type, content = self.server.page[name]
+                self._send(content, media_type)
             case _:
                 raise KeyError(path)
 

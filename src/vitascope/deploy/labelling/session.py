@@ -325,7 +325,7 @@ class Session:
         return {
             "number": self.fit_number,
             "labels": self.fit_labels,
-            "measure": "" if fit.score is None else fit.score.measure,
+            "measure": self.table.kind.measure,
             **{"value": value, "low": low, "high": high, "reason": fit.reason},
             "forecast": None,
             "confused": fit.confused and vars(fit.confused),
