@@ -1,8 +1,9 @@
-"""A classifier of the labelled pictures and what it tells: its accuracy, doubtful labels, sure answers.
+"""A classifier of the labelled pictures and what it tells: its accuracy, sure answers, doubtful labels.
 
-The pictures that a person labels first are chosen: typical ones, then those that the classifier is unsure
-of. Their share of right answers is not that of other pictures. So only pictures that were offered at random
-judge, by answers of classifiers that did not see them.
+The pictures that are labelled first are chosen: typical ones, then those that a classifier is unsure of. Of
+these, fewer are answered right than of other pictures, or more. So only pictures that are offered at random
+judge, by the answers of classifiers that did not see them. They do not steer: the classifier that chooses is
+not fitted to them, or it would ask for more pictures like those that it had wrong.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Acceptance:
         label: the answer.
         rows: of the pictures, int64 (m,), the least sure first.
         value, low, high: the share of right answers among those as sure, of all classes together, and its
-            95% interval.
+            95% interval. By Laplace's rule the value of r of n is (r + 1) / (n + 2), so never 1.
     """
 
     label: str
@@ -73,10 +74,11 @@ class LabelFit:
     """A classifier of n labelled pictures out of N, and what it tells.
 
     Attributes:
-        probabilities: of all pictures by the classifier of all labels, float32 (N, K); None if no
-            labels differ.
+        probabilities: of all pictures by the classifier of all labels, float32 (N, K); None if no labels
+            differ, and then all others are empty too.
+        margins: how sure the classifier of those that do not judge is of each picture, (N,), for the order.
         held_out: of the labelled pictures by classifiers that did not see them or their copies, float32
-            (n, K); None if no class has enough pictures.
+            (n, K); None if no two classes have two pictures.
         folds: the fold of each labelled picture, int64 (n,).
         score: by the pictures that judge; None where there is a reason.
         reason: why there is no score, or which classes it leaves out; else empty.
@@ -87,6 +89,7 @@ class LabelFit:
     """
 
     probabilities: Probabilities | None = None
+    margins: Floats | None = None
     held_out: Probabilities | None = None
     folds: Integers | None = None
     score: Score | None = None
@@ -118,47 +121,65 @@ def fit_labels(
         seed: of the folds.
     """
     if not _differ(targets):
-        return LabelFit(reason=_lack(targets))
+        same = f"all {counted(len(targets), 'label')} are the same: label pictures of another class"
+        return LabelFit(reason=same if len(targets) else "no picture is labelled yet")
     order = _reproducible(features[rows], targets)
     known, labels = rows[order], targets.take(order)
-    with threadpool_limits(1):  # sums of several threads may differ, and others work on the other cores
-        (exact,) = CLASSIFIER.fit(features[known], labels).probabilities(features)
-    probabilities = exact.astype(np.float32)
+    judging = np.ones(len(rows), np.bool_) if judges is None else judges[order]
+    steering = np.flatnonzero(~judging)
     division = Division.of(labels, np.arange(0) if groups is None else groups[known])
-    sets = division.sets_by_class()
-    measured = np.flatnonzero(~labels.members[:, sets == 1].any(axis=1))
-    if not _differ(labels.take(measured)):
-        return LabelFit(
-            probabilities, reason="too few labels: accuracy needs two pictures of two classes each"
-        )
-    count = FOLDS if len(labels) < MANY else FOLDS // 2
-    folds = division.folds(seed, min(count, int(division.sets.max()) + 1))
-    with threadpool_limits(1):
+    alone = division.sets_by_class() == 1
+    measured = ~labels.members[:, alone].any(axis=1)
+    with threadpool_limits(1):  # sums of several threads may differ, and others use the other cores
+        probabilities = margins = _fitted(features, known, labels)
+        if _differ(labels.take(steering)):
+            margins = _fitted(features, known[steering], labels.take(steering))
+        if not _differ(labels.take(np.flatnonzero(measured))):
+            reason = "too few labels: an accuracy needs two pictures of two classes each"
+            return LabelFit(probabilities, _margins(labels, margins), reason=reason)
+        count = FOLDS if len(rows) < MANY else FOLDS // 2
+        folds = division.folds(seed, min(count, int(division.sets.max()) + 1))
         (held_out,) = out_of_fold(CLASSIFIER, features[known], labels, folds)
-    truth, answers = labels.take(measured), held_out[measured]
-    judging = measured if judges is None else measured[judges[order][measured]]
-    judged = labels.take(judging)
-    reason, score = _unmeasured(labels, sets), None
-    if judged.counts.any():
-        score = judged.score(held_out[judging])
+    score, reason, judged = None, "", np.flatnonzero(judging & measured)
+    if not labels.take(judged).counts.any():
+        reason = "no accuracy yet: no picture that was offered at random has a label"
     else:
-        reason = "no accuracy yet: none of the labelled pictures was offered at random"
+        score = labels.take(judged).score(held_out[judged])
+        if names := [labels.class_names[k] for k in np.flatnonzero(alone)]:
+            reason = f"not measured, since only one picture has the label: {', '.join(names)}"
     free = np.ones(len(features), np.bool_) if taken is None else ~taken
     free[rows] = False
-    given = np.argsort(order)
+    evidence = np.flatnonzero(judging)
+    truth, answers, given = labels.take(np.flatnonzero(measured)), held_out[measured], np.argsort(order)
+    doubts = [
+        dataclasses.replace(suspect, image=int(known[measured][suspect.image]))
+        for suspect in suspects(truth, answers)
+    ]
     return LabelFit(
         probabilities,
+        _margins(labels, margins),
         held_out[given],
         folds[given],
         score,
         reason,
         _confused(truth, answers),
-        tuple(_acceptances(judged, held_out[judging], probabilities, np.flatnonzero(free))),
-        tuple(
-            dataclasses.replace(suspect, image=int(known[measured[suspect.image]]))
-            for suspect in suspects(truth, answers)
-        ),
+        tuple(_acceptances(labels.take(evidence), held_out[evidence], probabilities, np.flatnonzero(free))),
+        tuple(doubts),
     )
+
+
+def _fitted(features: Features, rows: Integers, targets: Targets) -> Probabilities:
+    """The probabilities (N, K) of all pictures by the classifier of some."""
+    (exact,) = CLASSIFIER.fit(features[rows], targets).probabilities(features)
+    return exact.astype(np.float32)
+
+
+def _margins(targets: Targets, probabilities: Probabilities) -> Floats:
+    """How much more probable the answer is than the next best one, (N,)."""
+    if targets.exclusive:
+        largest = np.sort(probabilities.astype(np.float64), axis=1)[:, -2:]
+        return largest[:, 1] - largest[:, 0]
+    return np.abs(2 * probabilities.astype(np.float64) - 1).min(axis=1)
 
 
 def _acceptances(
@@ -183,8 +204,9 @@ def _surest(confidences: Probabilities, right: Mask) -> tuple[float, float, floa
     """The least confidence of n answers that are accepted, the share of right ones, and its interval.
 
     Sets of the surest answers are tested from the smallest that can pass, each larger than the one before, up
-    to the first whose lower limit is below `LEAST`. With a fixed sequence, each test has the whole level, and
-    a wrong set passes as rarely as one test alone would let it (Angelopoulos et al. 2021, Learn then Test).
+    to the first whose lower limit is below `LEAST`. In such a fixed sequence each test has the whole level
+    (Angelopoulos et al. 2021, Learn then Test). Of those that pass, the one with the highest limit is taken:
+    a larger one would add answers that are less often right, above all of some classes.
     """
     order = np.argsort(-confidences, kind="stable")
     falling = confidences[order]
@@ -195,13 +217,9 @@ def _surest(confidences: Probabilities, right: Mask) -> tuple[float, float, floa
     passed = int(np.argmin(np.append(low >= LEAST, False)))
     if not passed:
         return None
-    last = passed - 1
-    return (
-        float(falling[sizes[last] - 1]),
-        float(counts[last] / sizes[last]),
-        float(low[last]),
-        float(high[last]),
-    )
+    best = passed - 1 - int(np.argmax(low[:passed][::-1]))  # the largest of equals
+    n, r = int(sizes[best]), int(counts[best])
+    return float(falling[n - 1]), (r + 1) / (n + 2), float(low[best]), float(high[best])
 
 
 def share_interval(right: Integers, total: Integers) -> tuple[Floats, Floats]:
@@ -222,19 +240,6 @@ def _confused(truth: Targets, held_out: Probabilities) -> ConfusedClasses | None
 def _differ(targets: Targets) -> bool:
     """Whether some pictures have a class and others do not."""
     return bool(((targets.counts > 0) & (targets.counts < len(targets))).any())
-
-
-def _lack(targets: Targets) -> str:
-    """The reason why labels that do not differ have no classifier."""
-    if not len(targets):
-        return "no picture is labelled yet"
-    return f"all {counted(len(targets), 'label')} are the same: label pictures of another class"
-
-
-def _unmeasured(labels: Targets, sets: Integers) -> str:
-    """The classes of one picture, or one group of copies, in words; sets (K,) by class."""
-    names = [name for name, count in zip(labels.class_names, sets, strict=True) if count == 1]
-    return f"not measured, since no second picture has the label: {', '.join(names)}" if names else ""
 
 
 def _reproducible(features: Features, targets: Targets) -> Integers:
