@@ -26,7 +26,6 @@ import numpy as np
 
 from conditions import Conditions
 from reports import command_line, markdown_table, publish
-from vitascope.data.listing import is_image
 
 SHOWN = 12
 """Pictures of a page."""
@@ -57,7 +56,7 @@ class Client:
 def link_all(data: Path, folder: Path) -> dict[str, str]:
     """Link all images into a folder, and return their classes by the new names."""
     classes = {}
-    for number, image in enumerate(sorted(path for path in data.rglob("*") if is_image(path))):
+    for number, image in enumerate(sorted(data.rglob("*.*"))):
         name = f"{number:06}{image.suffix}"
         os.link(image, folder / name)
         classes[name] = image.parent.name

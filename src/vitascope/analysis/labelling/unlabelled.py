@@ -118,4 +118,7 @@ def _doubts(engine: Engine, features: Features) -> tuple[Floats | None, list[str
         return None, []
     with torch.inference_mode():
         logits = engine.model.head(torch.from_numpy(features).to(engine.device)).float()
-    return doubts(logits.softmax(dim=1).cpu().numpy(), [engine.label(k) for k in range(engine.num_classes)])
+    probabilities = logits.softmax(dim=1).cpu()
+    top = probabilities.topk(2, dim=1).values
+    words = doubts(probabilities.numpy(), [engine.label(k) for k in range(engine.num_classes)])
+    return (top[:, 0] - top[:, 1]).double().numpy(), words

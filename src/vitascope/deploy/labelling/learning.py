@@ -9,7 +9,7 @@ from contextlib import closing
 import numpy as np
 
 from vitascope.analysis.labelling.fit import fit_labels
-from vitascope.analysis.labelling.order import FEW, UNSURE, doubts, judging, next_pictures, random_order
+from vitascope.analysis.labelling.order import EVERY, FEW, UNSURE, doubts, judging, next_pictures, random_keys
 from vitascope.data.duplicates import groups_of, near_duplicates
 from vitascope.data.features.embed import Model
 from vitascope.data.features.stream import FeatureStream
@@ -25,8 +25,6 @@ IDLE = 1.5
 """Seconds without a new label after which it is fitted to fewer."""
 AHEAD = 60
 """Pictures that are chosen at a time."""
-EVERY = 3
-"""One of so many is drawn at random (benchmarks/results/2026-11-29-label-accept.md)."""
 RANDOM = "at random, to measure the accuracy"
 
 
@@ -92,7 +90,7 @@ def follow_labels(session: Session) -> None:
 def fit_and_choose(session: Session, *, afresh: bool) -> None:
     """Fit to the labels of pictures that a person has looked at, then choose the next pictures.
 
-    One of `EVERY` is drawn at random, to judge the classifier. Typical ones are chosen `afresh` or when there
+    One of `EVERY` is random, to judge the classifier. Typical ones are chosen `afresh` or when there
     are few left: labels do not change their order.
     """
     with session.lock:
@@ -105,7 +103,7 @@ def fit_and_choose(session: Session, *, afresh: bool) -> None:
     labelled = np.array([label is not None for label in labels], np.bool_)
     looked = np.array([label is not None and label.source != "accepted" for label in labels], np.bool_)
     names = [label.names for label in labels if label is not None and label.source != "accepted"]
-    judges, unjudged = judging(random_order(features, seed=0), groups, looked | skipped)
+    pool, judges, waiting = judging(random_keys(features), groups, looked | skipped)
     fit = fit_labels(
         features,
         np.flatnonzero(looked),
@@ -121,11 +119,20 @@ def fit_and_choose(session: Session, *, afresh: bool) -> None:
         left = sum(session.label_of(number) is None for number in session.next)
     if total < FEW and not afresh and left > AHEAD // 2:
         return
-    margins, words = (None, []) if fit.probabilities is None else doubts(fit.probabilities, class_names)
-    taken, count = labelled | skipped, AHEAD - AHEAD // EVERY
-    chosen = next_pictures(features, count, labelled=taken, labels=total, margins=margins, groups=groups)
-    reasons = [(one.index, words[one.index] if one.reason == UNSURE else one.reason) for one in chosen]
-    for place, row in enumerate(unjudged[: AHEAD // EVERY].tolist()):
-        reasons.insert((place + 1) * EVERY - 1, (row, RANDOM))
+    others, margins, words = np.flatnonzero(~pool), None, list[str]()
+    if fit.margins is not None and fit.probabilities is not None:
+        margins, words = fit.margins[others], doubts(fit.probabilities, class_names)
+    chosen = next_pictures(
+        features[others],
+        AHEAD - AHEAD // EVERY,
+        labelled=(labelled | skipped)[others],
+        labels=total,
+        margins=margins,
+        groups=groups[others],
+    )
+    rows = [(int(others[one.index]), one.reason) for one in chosen]
+    reasons = [(row, words[row] if reason == UNSURE else reason) for row, reason in rows]
+    for place, row in enumerate(waiting[: AHEAD // EVERY].tolist(), 1):
+        reasons.insert(place * EVERY - 1, (row, RANDOM))
     with session.publishing():
         session.next = {int(numbers[row]): reason for row, reason in reasons}
