@@ -16,7 +16,7 @@ from vitascope.data.table_options import TableOptions
 from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 from vitascope.formatting import SEPARATOR, canonical
-from vitascope.storage import explaining_failure, flush, replacing
+from vitascope.storage import explaining_failure, replacing
 
 COLUMNS = ("image", "label", "source", "time")
 """Others of an existing table are kept."""
@@ -181,23 +181,20 @@ class LabelTable:
 
     def _stat(self) -> tuple[int, int]:
         """The time and the size of the file, of which one changes when a program writes it; zeros without."""
-        try:
-            found = self.path.stat()
-        except FileNotFoundError:
+        if not self.path.exists():
             return 0, 0
-        return found.st_mtime_ns, found.st_size
+        return self.path.stat().st_mtime_ns, self.path.stat().st_size
 
     def _cut(self) -> bool:
         """Whether this class wrote the file and its last line is whole; one that was half written is cut."""
         text = self.path.read_bytes()
         end = text.rfind(b"\r\n") + 2
         torn = text[end:].decode("utf-8", "replace")
-        if not text.startswith(f"{','.join(COLUMNS)}".encode()) or b"\r\n" not in text:
-            return False
-        if torn and len(next(csv.reader([torn]))) < len(COLUMNS):
+        ours = text.startswith(",".join(COLUMNS).encode()) and b"\r\n" in text
+        if ours and torn and len(next(csv.reader([torn]))) < len(COLUMNS):
             os.truncate(self.path, end)
             torn = ""
-        return not torn
+        return ours and not torn
 
     def _place(self, cell: str) -> str:
         """The absolute path of a picture."""
@@ -207,7 +204,7 @@ class LabelTable:
         """The path of a picture as the table has it: relative to its folder, and no formula of a
         spreadsheet."""
         cell = os.path.relpath(place, self.path.absolute().parent)
-        return os.path.join(".", cell) if cell[0] in "=+-@" else cell
+        return os.path.join(".", cell) if cell[0] in "=+-@ " else cell
 
     def _text(self, names: Sequence[str]) -> str:
         return json.dumps(names, ensure_ascii=False) if self.kind is ClassSets else names[0]
@@ -234,5 +231,4 @@ class LabelTable:
         with replacing(self.path) as aside:
             header = dict(zip(self._columns, self._columns, strict=True))
             aside.write_text(self._lines([header, *rows]), encoding="utf-8", newline="")
-        flush(self.path.parent)
         self._whole = True

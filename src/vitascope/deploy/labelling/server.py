@@ -38,6 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "/api/accept": {"label": str, "fit": int},
 }
 """The requests that change labels, with the types of their values."""
+DECISION = {"id": int, "labels": tuple[str, ...] | None}
 FIELDS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; form-action 'none'; frame-ancestors 'none'",
@@ -150,13 +151,11 @@ class _Requests(BaseHTTPRequestHandler):
         values = self._values(CHANGES[path])
         match path.removeprefix("/api/"):
             case "decide":
-                labels = {}
-                for decision in values["decisions"]:
-                    names = check_record(
-                        decision, {"id": int, "labels": tuple[str, ...] | None}, ("id", "labels")
-                    )
-                    labels[decision["id"]] = names["labels"] and tuple(names["labels"])
-                session.decide(labels)
+                decisions = [check_record(one, DECISION, DECISION) for one in values["decisions"]]
+                names = [
+                    one["labels"] if one["labels"] is None else tuple(one["labels"]) for one in decisions
+                ]
+                session.decide({one["id"]: some for one, some in zip(decisions, names, strict=True)})
             case "skip":
                 session.skip(values["ids"])
             case "undo":
