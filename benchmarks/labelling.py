@@ -212,12 +212,11 @@ def told(pool: Labelled, test: Labelled, K: int, order: Order, every: int, seed:
         judges = judges_of(mark, every)
         fit = fit_labels(features, chosen, targets.take(chosen), judges=judges, taken=is_test, seed=seed)
         assert fit.probabilities is not None
-        assert fit.score is not None
-        value, low, high = fit.score.value_and_limits
+        value, low, high = fit.score.value_and_limits if fit.score else (np.nan,) * 3
         right, is_rest = fit.probabilities.argmax(axis=1) == truth, ~is_test
         is_rest[chosen] = False
         shares = [float(right[where].mean()) for where in (is_test, is_rest)]
-        held = [float(low <= accuracy <= high) for accuracy in shares]
+        held = [float(low <= share <= high) if fit.score else np.nan for share in shares]
         score = value, high - low, shares[0], held[0], shares[1], held[1]
         if not fit.acceptances:
             yield Told(*score)
@@ -242,7 +241,7 @@ def told_rows(name: str, draws: list[list[Told]]) -> Iterator[list[str]]:
     for mark, of_mark in zip(FIT_MARKS, zip(*draws, strict=True), strict=False):
         values = dict(zip(Told._fields, np.array(of_mark).T, strict=True))
         offers = ~np.isnan(values["right"])
-        score = [f"{100 * values[key].mean():.1f}" for key in Told._fields[:6]]
+        score = [f"{100 * np.nanmean(values[key]):.1f}" for key in Told._fields[:6]]
         accepted = [""] * 6
         if offers.any():
             means = [f"{100 * column[offers].mean():.1f}" for column in (values["promised"], values["right"])]
