@@ -157,7 +157,20 @@ JUDGED: dict[str, tuple[Order, int]] = {
 """Orders, and how many labels have one that judges."""
 FIT_MARKS = (50, 100, 200, 400)
 FIT_HEAD = (
-    *("order", "labels", "accuracy", "said", "width", "holds", "draws", "accepted", "said", "right"),
+    *(
+        "order",
+        "labels",
+        "said",
+        "width",
+        "test",
+        "held",
+        "rest",
+        "held",
+        "draws",
+        "accepted",
+        "said",
+        "right",
+    ),
     *("below", "above", "classes below 90"),
 )
 ENOUGH = 10
@@ -167,11 +180,14 @@ ENOUGH = 10
 class Told(NamedTuple):
     """What a fit says, and the truth, of one draw; NaN where nothing is said."""
 
-    accuracy: float
-    """On the test images."""
     said: float
     width: float
-    holds: float
+    test: float
+    """The accuracy on the test images, and whether the interval has it."""
+    held: float
+    rest: float
+    """The same of the pictures of the pool without a label."""
+    rest_held: float
     accepted: float = np.nan
     """Share of the pictures without a label."""
     promised: float = np.nan
@@ -196,22 +212,25 @@ def told(pool: Labelled, test: Labelled, K: int, order: Order, every: int, seed:
         judges = judges_of(mark, every)
         fit = fit_labels(features, chosen, targets.take(chosen), judges=judges, taken=is_test, seed=seed)
         assert fit.probabilities is not None
-        accuracy = float((fit.probabilities[is_test].argmax(axis=1) == test.classes).mean())
         value, low, high = fit.score.value_and_limits if fit.score else (np.nan,) * 3
-        score = accuracy, value, high - low, float(low <= accuracy <= high) if fit.score else np.nan
+        right, is_rest = fit.probabilities.argmax(axis=1) == truth, ~is_test
+        is_rest[chosen] = False
+        shares = [float(right[where].mean()) for where in (is_test, is_rest)]
+        held = [float(low <= share <= high) if fit.score else np.nan for share in shares]
+        score = value, high - low, shares[0], held[0], shares[1], held[1]
         if not fit.acceptances:
             yield Told(*score)
             continue
         by_class = [truth[each.rows] == int(each.label) for each in fit.acceptances]
-        right, (first, *_) = np.concatenate(by_class), fit.acceptances
+        accepted, (first, *_) = np.concatenate(by_class), fit.acceptances
         large = [float(each.mean()) for each in by_class if len(each) >= ENOUGH]
         yield Told(
             *score,
-            len(right) / (len(pool.classes) - mark),
+            len(accepted) / is_rest.sum(),
             first.value,
-            float(right.mean()),
-            float(right.mean() < first.low),
-            float(right.mean() > first.high),
+            float(accepted.mean()),
+            float(accepted.mean() < first.low),
+            float(accepted.mean() > first.high),
             sum(share < 0.9 for share in large),
             len(large),
         )
@@ -222,15 +241,14 @@ def told_rows(name: str, draws: list[list[Told]]) -> Iterator[list[str]]:
     for mark, of_mark in zip(FIT_MARKS, zip(*draws, strict=True), strict=False):
         values = dict(zip(Told._fields, np.array(of_mark).T, strict=True))
         offers = ~np.isnan(values["right"])
-        shares = [f"{100 * np.nanmean(column):.1f}" for column in (values["accuracy"], values["said"])]
-        widths = [f"{100 * np.nanmean(column):.0f}" for column in (values["width"], values["holds"])]
+        score = [f"{100 * np.nanmean(values[key]):.1f}" for key in Told._fields[:6]]
         accepted = [""] * 6
         if offers.any():
             means = [f"{100 * column[offers].mean():.1f}" for column in (values["promised"], values["right"])]
             accepted = [f"{100 * np.where(offers, values['accepted'], 0).mean():.0f}", *means]
             accepted += [f"{int(column[offers].sum())}" for column in (values["below"], values["above"])]
             accepted += [f"{int(values['bad'].sum())} of {int(values['classes'].sum())}"]
-        yield [name, f"{mark}", *shares, *widths, f"{int(offers.sum())} of {len(draws)}", *accepted]
+        yield [name, f"{mark}", *score, f"{int(offers.sum())} of {len(draws)}", *accepted]
 
 
 def accuracy_table(name: str, draws: Draws, K: int) -> str:
@@ -288,7 +306,7 @@ def main() -> None:
         "What a classifier of some labels says, beside the truth"
         if arguments.accept
         else "Labels per accuracy, by the order of labelling",
-        figures=f"in percent, of {arguments.draws} draws; accuracies with their standard error, or below",
+        figures=f"in percent, the mean of {arguments.draws} draws, and of accuracies its standard error",
     )
     publish("label-accept" if arguments.accept else "labelling", "\n\n".join([title, *sections]), arguments)
 

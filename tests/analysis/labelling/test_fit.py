@@ -1,5 +1,6 @@
 """`fit_labels`: the classifier is scikit-learn's, and what it tells are laws of its out-of-fold answers."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,10 @@ def reference(features: Array, targets: Targets, others: Array) -> Array:
     return np.stack([model.fit(train, own).predict_proba(test)[:, 1] for own in targets.labels.T], axis=1)
 
 
-def known(values: Array | None) -> Array:
-    assert values is not None
-    return values
+def known(value: Any) -> Any:
+    """A value that is not None."""
+    assert value is not None
+    return value
 
 
 @pytest.mark.parametrize("kind", [indices, sets])
@@ -112,7 +114,7 @@ def best_set(confidences: Array, right: Array) -> tuple[float, int, int, float] 
 
 
 @pytest.mark.parametrize("gap", [1.0, 2.5, 4.0, 8.0])
-@pytest.mark.parametrize("n", [16, 60, 300])
+@pytest.mark.parametrize("n", [16, 60, 150])
 def test_answers_as_sure_as_the_best_known_set_are_accepted(gap: float, n: int) -> None:
     features, classes = pictures(600, gap=gap, seed=n)
     rows, taken = np.arange(n), np.arange(600) % 5 == 0
@@ -124,9 +126,9 @@ def test_answers_as_sure_as_the_best_known_set_are_accepted(gap: float, n: int) 
     accepted = np.concatenate([np.arange(0), *(acceptance.rows for acceptance in fit.acceptances)])
     assert set(accepted) == set(sure)
     for acceptance in fit.acceptances:
-        assert best is not None
-        assert acceptance.value == pytest.approx((best[2] + 1) / (best[1] + 2))
-        assert acceptance.low == pytest.approx(best[3])
+        _, size, count, low = known(best)
+        assert acceptance.value == pytest.approx((count + 1) / (size + 2))
+        assert acceptance.low == pytest.approx(low)
         assert acceptance.low >= LEAST
         own = probabilities[acceptance.rows]
         assert set(own.argmax(axis=1)) == {NAMES.index(acceptance.label)}
@@ -139,11 +141,8 @@ def test_only_judges_measure_and_accept() -> None:
     judges = rows % 2 == 0
     fit = fit_labels(features, rows, indices(classes[rows]), judges=judges)
     confidences, right = right_answers(fit, classes[rows])
-    assert fit.score is not None
-    assert (fit.score.right, fit.score.total) == (right[judges].sum(), 100)
-    best = best_set(confidences[judges], right[judges])
-    assert best is not None
-    assert fit.acceptances[0].low == pytest.approx(best[3])
+    assert (known(fit.score).right, known(fit.score).total) == (right[judges].sum(), 100)
+    assert fit.acceptances[0].low == pytest.approx(known(best_set(confidences[judges], right[judges]))[3])
     none = fit_labels(features, rows, indices(classes[rows]), judges=np.zeros(200, np.bool_))
     assert none.score is None
     assert "at random" in none.reason
@@ -157,14 +156,10 @@ def test_judges_do_not_steer(kind: Any) -> None:
     rows, judges = np.arange(60), np.arange(60) % 3 == 2
     targets = kind(classes)
     margins = known(fit_labels(features, rows, targets.take(rows), judges=judges).margins)
-    others = fit_labels(features, rows[~judges], targets.take(rows[~judges]))
-    p = known(others.probabilities)
+    p = known(fit_labels(features, rows[~judges], targets.take(rows[~judges])).probabilities)
     top = np.sort(p, axis=1)
     expected = top[:, -1] - top[:, -2] if kind is indices else np.abs(p - (1 - p)).min(axis=1)
     assert np.allclose(margins, expected, atol=1e-6)
-    assert np.array_equal(
-        margins, known(fit_labels(features, rows[~judges], targets.take(rows[~judges])).margins)
-    )
 
 
 @pytest.mark.parametrize("kind", [indices, sets])
@@ -187,21 +182,13 @@ def test_order_of_the_pictures_changes_nothing(kind: Any) -> None:
     )
     assert np.allclose(known(one.probabilities)[mixed], known(other.probabilities), atol=1e-6)
     assert np.allclose(known(one.held_out)[some], known(other.held_out), atol=1e-6)
-    assert one.score is not None
-    assert other.score is not None
-    assert one.score.value_and_limits == other.score.value_and_limits
+    assert known(one.score).value_and_limits == known(other.score).value_and_limits
     assert one.confused == other.confused
-    assert sorted(suspect.confidence for suspect in one.suspects) == pytest.approx(
-        sorted(suspect.confidence for suspect in other.suspects)
-    )
+    confidences = [sorted(suspect.confidence for suspect in fit.suspects) for fit in (one, other)]
+    assert confidences[0] == pytest.approx(confidences[1])
     for ours, theirs in zip(one.acceptances, other.acceptances, strict=True):
         assert set(place[ours.rows]) == set(theirs.rows)
-        assert (ours.label, ours.value, ours.low, ours.high) == (
-            theirs.label,
-            theirs.value,
-            theirs.low,
-            theirs.high,
-        )
+        assert dataclasses.replace(ours, rows=theirs.rows).__dict__ == theirs.__dict__
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 16])
@@ -227,8 +214,7 @@ def test_a_class_of_one_picture_is_in_the_classifier_and_not_in_the_measure() ->
     classes[7], features[7] = 2, features[7] + 9
     fit = fit_labels(features, np.arange(100), indices(classes[:100]))
     assert known(fit.probabilities)[7].argmax() == 2
-    assert fit.score is not None
-    assert fit.score.total == 99
+    assert known(fit.score).total == 99
     assert "cat" in fit.reason
     assert 7 not in {suspect.image for suspect in fit.suspects}
 
@@ -237,16 +223,14 @@ def test_pictures_that_are_all_alike_get_the_shares_of_the_classes() -> None:
     features = np.ones((30, 5), np.float32)
     fit = fit_labels(features, np.arange(20), indices(np.repeat([0, 1], [15, 5])))
     assert np.allclose(known(fit.probabilities), [0.75, 0.25, 0])
-    assert fit.score is not None
-    assert fit.score.right == 15
+    assert known(fit.score).right == 15
     assert fit.acceptances == ()
 
 
 def test_several_classes_have_a_score_and_no_acceptances() -> None:
     features, classes = pictures(300, gap=9.0)
     fit = fit_labels(features, np.arange(200), sets(classes[:200]))
-    assert fit.score is not None
-    assert fit.score.measure == "mAP"
+    assert known(fit.score).measure == "mAP"
     assert fit.acceptances == ()
 
 
@@ -262,6 +246,5 @@ def test_suspects_are_those_of_confident_learning_by_row() -> None:
     counts = {(a, b): 0 for a in NAMES for b in NAMES}
     for row, k in zip(rows, known(fit.held_out).argmax(axis=1), strict=True):
         counts[NAMES[wrong[row]], NAMES[k]] += wrong[row] != k
-    assert fit.confused is not None
-    assert fit.confused.count == max(counts.values())
-    assert counts[fit.confused.label, fit.confused.said] == fit.confused.count
+    assert known(fit.confused).count == max(counts.values())
+    assert counts[known(fit.confused).label, known(fit.confused).said] == max(counts.values())

@@ -1,9 +1,8 @@
 """A classifier of the labelled pictures and what it tells: its accuracy, sure answers, doubtful labels.
 
-The pictures that are labelled first are chosen: typical ones, then those that a classifier is unsure of. Of
-these, fewer are answered right than of other pictures, or more. So only pictures that are offered at random
-judge, by the answers of classifiers that did not see them. They do not steer: the classifier that chooses is
-not fitted to them, or it would ask for more pictures like those that it had wrong.
+The first labels are those of chosen pictures: typical ones, then those that a classifier is unsure of. It is
+right about these more often, or less, than about others. So only pictures that are offered at random judge,
+by answers of classifiers that did not see them, and they have no effect on what is chosen.
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 CLASSIFIER = LogisticRegression((0.1,), 1e-3)
-"""One C: cross-validation on 20 labels often picks one that says a single class, and 0.1 is near the best
+"""One C, since cross-validation on 20 labels often picks one that says a single class; it is near the best
 for 20 to 4,000 labels (benchmarks/results/2026-11-29-label-accept.md)."""
-FOLDS = 10
-"""More than a probe has: with few labels, a classifier of four fifths of them is worse than that of all."""
-MANY = 1000
-"""Labels from which on half as many folds do, for the time."""
+FOLDS, MANY = 10, 1000
+"""With few labels, a classifier of four fifths of them is worse. From `MANY` on, half the folds do."""
 LEAST = 0.9
 """Answers are accepted if the lower limit of their share of right ones is at least this."""
 
@@ -126,46 +123,50 @@ def fit_labels(
     order = _reproducible(features[rows], targets)
     known, labels = rows[order], targets.take(order)
     judging = np.ones(len(rows), np.bool_) if judges is None else judges[order]
-    steering = np.flatnonzero(~judging)
     division = Division.of(labels, np.arange(0) if groups is None else groups[known])
     alone = division.sets_by_class() == 1
-    measured = ~labels.members[:, alone].any(axis=1)
+    measured, others = ~labels.members[:, alone].any(axis=1), np.flatnonzero(~judging)
     with threadpool_limits(1):  # sums of several threads may differ, and others use the other cores
-        probabilities = margins = _fitted(features, known, labels)
-        if _differ(labels.take(steering)):
-            margins = _fitted(features, known[steering], labels.take(steering))
+        probabilities = choosing = _fitted(features, known, labels)
+        if _differ(labels.take(others)):
+            choosing = _fitted(features, known[others], labels.take(others))
+        margins = _margins(labels, choosing)
         if not _differ(labels.take(np.flatnonzero(measured))):
             reason = "too few labels: an accuracy needs two pictures of two classes each"
-            return LabelFit(probabilities, _margins(labels, margins), reason=reason)
+            return LabelFit(probabilities, margins, reason=reason)
         count = FOLDS if len(rows) < MANY else FOLDS // 2
         folds = division.folds(seed, min(count, int(division.sets.max()) + 1))
         (held_out,) = out_of_fold(CLASSIFIER, features[known], labels, folds)
-    score, reason, judged = None, "", np.flatnonzero(judging & measured)
-    if not labels.take(judged).counts.any():
-        reason = "no accuracy yet: no picture that was offered at random has a label"
-    else:
-        score = labels.take(judged).score(held_out[judged])
-        if names := [labels.class_names[k] for k in np.flatnonzero(alone)]:
-            reason = f"not measured, since only one picture has the label: {', '.join(names)}"
+    score, reason = _score(labels, held_out, judging & measured, alone)
+    truth, answers, given = labels.take(np.flatnonzero(measured)), held_out[measured], np.argsort(order)
+    pairs, names = truth.confused(truth.answers(answers), 1), truth.class_names
+    confused = [ConfusedClasses(names[pair.first], names[pair.second], pair.count) for pair in pairs]
     free = np.ones(len(features), np.bool_) if taken is None else ~taken
     free[rows] = False
-    evidence = np.flatnonzero(judging)
-    truth, answers, given = labels.take(np.flatnonzero(measured)), held_out[measured], np.argsort(order)
-    doubts = [
-        dataclasses.replace(suspect, image=int(known[measured][suspect.image]))
-        for suspect in suspects(truth, answers)
-    ]
     return LabelFit(
         probabilities,
-        _margins(labels, margins),
+        margins,
         held_out[given],
         folds[given],
         score,
         reason,
-        _confused(truth, answers),
-        tuple(_acceptances(labels.take(evidence), held_out[evidence], probabilities, np.flatnonzero(free))),
-        tuple(doubts),
+        confused[0] if confused else None,
+        tuple(_acceptances(labels.take(np.flatnonzero(judging)), held_out[judging], probabilities, free)),
+        tuple(
+            dataclasses.replace(suspect, image=int(known[measured][suspect.image]))
+            for suspect in suspects(truth, answers)
+        ),
     )
+
+
+def _score(labels: Targets, held_out: Probabilities, judging: Mask, alone: Mask) -> tuple[Score | None, str]:
+    """The score of the judges, (n,), and why there is none or which classes, (K,), it leaves out."""
+    truth = labels.take(np.flatnonzero(judging))
+    if not truth.counts.any():
+        return None, "no accuracy yet: no picture that was offered at random has a label"
+    names = ", ".join(labels.class_names[k] for k in np.flatnonzero(alone))
+    reason = f"not measured, since only one picture has the label: {names}" if names else ""
+    return truth.score(held_out[judging]), reason
 
 
 def _fitted(features: Features, rows: Integers, targets: Targets) -> Probabilities:
@@ -183,30 +184,30 @@ def _margins(targets: Targets, probabilities: Probabilities) -> Floats:
 
 
 def _acceptances(
-    truth: Targets, held_out: Probabilities, probabilities: Probabilities, free: Integers
+    truth: Targets, held_out: Probabilities, probabilities: Probabilities, free: Mask
 ) -> Iterator[Acceptance]:
-    """Of the pictures without a label, indices (m,) into probabilities (N, K), those with sure answers."""
+    """Those of the free pictures, (N,), by the out-of-fold answers to the judges, (n, K)."""
     if not truth.exclusive:
         return
     evidence = _surest(held_out.max(axis=1), truth.correct(truth.answers(held_out)))
     if evidence is None:
         return
     least, *shares = evidence
-    confidences, answers = probabilities[free].max(axis=1), truth.answers(probabilities[free])
+    confidences, answers = probabilities.max(axis=1), truth.answers(probabilities)
     order = np.argsort(confidences, kind="stable")
-    order = order[confidences[order] >= least]
+    order = order[(free & (confidences >= least))[order]]
     for k, label in enumerate(truth.class_names):
         if (answers[order] == k).any():
-            yield Acceptance(label, free[order[answers[order] == k]], *shares)
+            yield Acceptance(label, order[answers[order] == k], *shares)
 
 
 def _surest(confidences: Probabilities, right: Mask) -> tuple[float, float, float, float] | None:
-    """The least confidence of n answers that are accepted, the share of right ones, and its interval.
+    """The least confidence of the n answers to accept, their share of right ones, and its interval.
 
-    Sets of the surest answers are tested from the smallest that can pass, each larger than the one before, up
-    to the first whose lower limit is below `LEAST`. In such a fixed sequence each test has the whole level
-    (Angelopoulos et al. 2021, Learn then Test). Of those that pass, the one with the highest limit is taken:
-    a larger one would add answers that are less often right, above all of some classes.
+    Sets of the surest answers are tested, from the smallest that can pass to the first whose lower limit is
+    below `LEAST`: in a fixed sequence, each test has the whole level (Angelopoulos et al. 2021, Learn then
+    Test). Of those that pass, the one of the highest limit is taken, since what a larger one adds is less
+    often right, above all of some classes.
     """
     order = np.argsort(-confidences, kind="stable")
     falling = confidences[order]
@@ -225,16 +226,8 @@ def _surest(confidences: Probabilities, right: Mask) -> tuple[float, float, floa
 def share_interval(right: Integers, total: Integers) -> tuple[Floats, Floats]:
     """95% intervals of shares of right answers, (n,) each, exact (Clopper and Pearson 1934)."""
     tail = (1 - CONFIDENCE) / 2
-    with np.errstate(invalid="ignore"):
-        low, high = betaincinv(right, total - right + 1, tail), betaincinv(right + 1, total - right, 1 - tail)
+    low, high = betaincinv(right, total - right + 1, tail), betaincinv(right + 1, total - right, 1 - tail)
     return np.where(right > 0, low, 0.0), np.where(right < total, high, 1.0)
-
-
-def _confused(truth: Targets, held_out: Probabilities) -> ConfusedClasses | None:
-    """The most frequent mistake of answers (n, K)."""
-    pairs = truth.confused(truth.answers(held_out), 1)
-    names = truth.class_names
-    return ConfusedClasses(names[pairs[0].first], names[pairs[0].second], pairs[0].count) if pairs else None
 
 
 def _differ(targets: Targets) -> bool:
