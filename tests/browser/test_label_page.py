@@ -18,8 +18,18 @@ from vitascope.deploy.server.page_content import MEDIA_TYPES
 
 pytestmark = needs_browser
 
-CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'"
-FIT = {"number": 1, "labels": 10, "measure": "accuracy", "value": 0.91, "low": 0.78, "high": 0.97, "reason": ""}
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'"
+)
+FIT = {
+    "number": 1,
+    "labels": 10,
+    "measure": "accuracy",
+    "value": 0.91,
+    "low": 0.78,
+    "high": 0.97,
+    "reason": "",
+}
 FIT["forecast"] = {"labels": 20, "value": 0.93, "low": 0.88, "high": 0.96}
 FIT["confused"] = {"label": "cat", "said": "dog", "count": 5}
 FIT["acceptances"] = [{"label": "cat", "count": 3, "value": 0.97, "low": 0.95, "high": 0.99}]
@@ -60,10 +70,20 @@ class LabelServer(ThreadingHTTPServer):
         suggestion = {"label": "cat", "probability": 0.93} if "cat" in self.classes else None
         picture = {"id": place, "name": self.names[place], "reason": "typical of 210 pictures"}
         copies = [1, 2] if place == 0 else []
-        return {**picture, "copies": copies, "labels": self.labels.get(place), "source": "", "suggestion": suggestion}
+        return {
+            **picture,
+            "copies": copies,
+            "labels": self.labels.get(place),
+            "source": "",
+            "suggestion": suggestion,
+        }
 
     def pictures(self, view: str, count: str, label: str | None = None) -> dict[str, Any]:
-        left = [place for place in range(len(self.names)) if place not in self.labels and place not in self.skipped]
+        left = [
+            place
+            for place in range(len(self.names))
+            if place not in self.labels and place not in self.skipped
+        ]
         if view == "labelled":
             left = [place for place in reversed(self.labels) if label in (None, *self.labels[place])]
         found = {"doubtful": left[:3], "suspects": []}.get(view, left)
@@ -116,10 +136,16 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def answer(self, content: bytes | dict[str, Any], kind: str = "application/json", status: int = 200) -> None:
+    def answer(
+        self, content: bytes | dict[str, Any], kind: str = "application/json", status: int = 200
+    ) -> None:
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": len(content), "Content-Security-Policy": CSP}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": len(content),
+            "Content-Security-Policy": CSP,
+        }.items():
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(content)
@@ -129,7 +155,9 @@ class Handler(BaseHTTPRequestHandler):
         query, name = dict(parse_qsl(address.query)), address.path.rpartition("/")[2]
         if address.path == "/api/state":
             with self.server.changed:
-                self.server.changed.wait_for(lambda: query.get("after") != str(self.server.version), timeout=20)
+                self.server.changed.wait_for(
+                    lambda: query.get("after") != str(self.server.version), timeout=20
+                )
                 self.answer(self.server.state())
         elif address.path == "/api/pictures":
             self.answer(self.server.pictures(**query))
@@ -145,6 +173,8 @@ class Handler(BaseHTTPRequestHandler):
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         kind = self.path.rpartition("/")[2]
         with self.server.changed:
+            if self.server.fault == (0, ""):
+                return  # closes the connection
             if self.server.fault:
                 self.answer({"error": self.server.fault[1]}, status=self.server.fault[0])
                 return
@@ -175,12 +205,18 @@ def saved(visit: Visit, count: int) -> list[str]:
     """The labels that are shown as saved, when there are so many."""
     shown = visit.page.locator(".card.saved .label:visible")
     shown.nth(count - 1).wait_for(timeout=SOON)
+    shown.nth(count).wait_for(state="hidden", timeout=SOON)
     return list(shown.all_inner_texts())
 
 
-def typed(visit: Visit, name: str) -> None:
+def press(visit: Visit, *keys: str) -> None:
+    for key in keys:
+        visit.page.keyboard.press(key)
+
+
+def typed(visit: Visit, name: str, key: str = "Enter") -> None:
     visit.page.keyboard.type(name)
-    visit.press("Enter")
+    press(visit, key)
 
 
 def test_keys_alone_lead_from_no_class_to_a_command_that_trains(browser: Any) -> None:
@@ -188,21 +224,135 @@ def test_keys_alone_lead_from_no_class_to_a_command_that_trains(browser: Any) ->
     with labelling(browser, server) as visit:
         visit.page.locator("#name:focus").wait_for()  # as long as there is no class
         typed(visit, "cat")
-        visit.press("n")
+        press(visit, "n")
         typed(visit, "dog")
-        visit.press("ArrowLeft", "ArrowRight", "1", "2", "s")
+        press(visit, "ArrowLeft", "ArrowRight", "1", "2", "s")
         assert saved(visit, 5) == ["cat", "dog", "cat", "dog", "skipped"]
-        visit.press("ArrowLeft", "ArrowLeft", "Backspace", "1", "u")
+        press(visit, "ArrowLeft", "ArrowLeft", "Backspace", "1", "u")
         assert saved(visit, 4) == ["cat", "dog", "cat", "skipped"]
-        visit.press(*"12121212")
+        press(visit, *"12121212")
         visit.page.locator(".suggestion:visible").first.wait_for(timeout=SOON)  # of the next pictures
-        visit.press("Space", "Enter")
+        press(visit, "Space", "Enter")
         assert saved(visit, 2) == ["cat", "cat"]
         assert visit.text("#interval") == "78 to 97%"
         assert visit.text("#later") == "10 more labels: about 93% (88 to 96)"
         assert len(server.labels) == 13
         visit.page.locator("#accepted button").last.focus()
-        visit.press("Enter")
+        press(visit, "Enter")
         wait_for(visit, "#count", "16")
         assert visit.text("#command") == "vitascope train 'my labels.csv'"
         assert visit.faults == []
+
+
+def test_copies_are_labelled_by_one_key_and_undone_together(browser: Any) -> None:
+    server = LabelServer(13)
+    server.classes = ["cat", "dog"]
+    with labelling(browser, server) as visit:
+        press(visit, "2")
+        wait_for(visit, "#copies", "2 alike: label all as “dog”")
+        press(visit, "a")
+        assert saved(visit, 3) == ["dog"] * 3
+        assert server.labels == {0: ["dog"], 1: ["dog"], 2: ["dog"]}
+        wait_for(visit, "#spoken", "2 pictures: dog")
+        press(visit, "u")
+        assert saved(visit, 1) == ["dog"]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["a full disk", "a server that has ended"])
+def test_what_is_not_saved_is_not_shown_as_saved_and_sent_again(browser: Any, lost: bool) -> None:
+    server = LabelServer(13)
+    server.classes = ["cat", "dog"]
+    with labelling(browser, server) as visit:
+        server.fault = (0, "") if lost else (507, FULL)
+        press(visit, "1", "2")
+        wait_for(visit, "#fault", "The server has ended. Run the command again" if lost else FULL)
+        assert visit.page.locator(".card:not(.saved) .label").all_inner_texts() == ["cat", "dog"]
+        assert server.labels == {} and visit.page.locator(".card.saved .label:visible").count() == 0
+        server.fault = None
+        press(visit, "u")  # gives up the last one
+        visit.page.locator("#again").click()
+        assert saved(visit, 1) == ["cat"]
+        assert server.labels == {0: ["cat"]} and not visit.page.locator("#fault").is_visible()
+
+
+def test_a_refused_answer_can_be_given_up(browser: Any) -> None:
+    server = LabelServer(2)
+    server.classes, server.fault = ["cat"], (409, "The table was changed by another program.")
+    with labelling(browser, server) as visit:
+        press(visit, "1", "1")
+        wait_for(visit, "#drop", "Give up 2 answers")
+        visit.page.locator("#drop").click()
+        assert not visit.page.locator("#fault").is_visible()
+        assert visit.page.locator(".label:visible").count() == 0
+
+
+def test_keys_do_not_act_in_the_field_and_a_beginning_finds_a_class_without_a_key(browser: Any) -> None:
+    server = LabelServer(6)
+    server.classes = [*"abcdefghi", "zebra", "zoo"]
+    with labelling(browser, server) as visit:
+        press(visit, "n")
+        typed(visit, "ze")
+        assert saved(visit, 1) == ["zebra"]
+        press(visit, "n")
+        visit.page.keyboard.type("1 su")  # each of which is a key elsewhere
+        assert visit.page.locator("#enter").inner_text() == "Enter: new class 1 su"
+        press(visit, "Enter", "n")
+        typed(visit, "zo", "Shift+Enter")
+        assert saved(visit, 3) == ["zebra", "1 su", "zo"]
+        press(visit, "n")
+        typed(visit, "1", "Escape")
+        press(visit, "9")
+        assert saved(visit, 4)[3] == "i"
+
+
+def test_several_labels_are_switched_and_saved_together(browser: Any) -> None:
+    server = LabelServer(6, several=True)
+    server.classes = ["cat", "dog"]
+    with labelling(browser, server) as visit:
+        press(visit, "1", "2", "Enter", "2", "ArrowRight", "0", "1", "1")
+        assert saved(visit, 3) == ["cat, dog", "dog", "none of these"]
+        assert server.labels == {0: ["cat", "dog"], 1: ["dog"], 2: []}
+
+
+def test_one_hand_on_a_phone_labels_by_touch(browser: Any) -> None:
+    server = LabelServer(13)
+    server.classes = ["cat", "dog"]
+    with labelling(browser, server, **PHONE) as visit:
+        assert visit.page.locator(".card").count() == 6
+        visit.page.locator("#classes button").nth(1).tap()
+        visit.page.locator(".suggestion:visible").first.tap()
+        assert saved(visit, 2) == ["dog", "cat"]
+        visit.page.locator("[data-view=labelled]").tap()
+        visit.page.locator("#only").select_option("dog")
+        assert saved(visit, 1) == ["dog"]
+        visit.page.locator(".label").tap()
+        wait_for(visit, "#spoken", "no label")
+        assert server.labels == {1: ["cat"]}
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+        assert visit.faults == []
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "There are no pictures yet."), (1, "Every picture is labelled")]
+)
+def test_an_end_is_said(browser: Any, count: int, text: str) -> None:
+    server = LabelServer(count)
+    server.classes = ["cat"]
+    with labelling(browser, server) as visit:
+        press(visit, "1")
+        wait_for(visit, "#empty p:visible", text)
+        assert visit.faults == []
+
+
+def test_page_is_chinese_in_a_chinese_browser(browser: Any) -> None:
+    server = LabelServer(3, read=1, remaining_s=100)
+    server.classes = ["Next"]
+    with labelling(browser, server, locale="zh-CN") as visit:
+        press(visit, "s")
+        assert saved(visit, 1) == ["已跳过"]
+        assert visit.text("#read") == "模型已读取 1 / 3 张，还需 2 分钟"
+        assert visit.text("#classes .name") == "Next" and visit.text(".reason") == "210 张图片的代表"
+        english = [
+            text for text in visit.page.locator("body").inner_text().split("\n") if text.isascii() and text
+        ]
+        assert set(english) <= {"1", "s", "?", "0", "vitascope", "Next", "Next 93%"}
