@@ -19,17 +19,9 @@ export class Batch {
   ahead = null; // the promise of the pictures after these
   asked = 0;
 
-  get current() {
-    return this.pictures[this.place];
-  }
-
-  get count() {
-    return this.times * (NARROW.matches ? 6 : 12);
-  }
-
-  get left() {
-    return this.pictures.filter(({ id }) => !this.handled.has(id));
-  }
+  get current() { return this.pictures[this.place]; }
+  get count() { return this.times * (NARROW.matches ? 6 : 12); }
+  get left() { return this.pictures.filter(({ id }) => !this.handled.has(id)); }
 
   /** Show the first pictures of a view, or those of `ahead` that are not labelled meanwhile. */
   async open(view, name = "", times = 1, ahead = null) {

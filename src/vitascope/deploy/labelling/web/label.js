@@ -41,15 +41,14 @@ async function sendAll() {
 
 function giveUp(count) {
   for (const { dropped } of waiting.splice(-count)) dropped();
-  warn(waiting.length ? at("fault").firstElementChild.textContent : "", waiting.length ? again : null);
-  draw();
+  attempt(() => {});
 }
 
 /** Do something, and draw; if it fails, show the error and offer to do it again. */
 async function attempt(action, repeat = () => attempt(action)) {
   try {
     await action();
-    warn("", null);
+    if (!waiting.length) warn("", null);
   } catch (error) {
     warn(error.message, repeat);
   }
@@ -61,7 +60,6 @@ function warn(text, repeat) {
   again = repeat;
   at("fault").hidden = !text;
   at("fault").firstElementChild.textContent = text;
-  write(at("drop"), waiting.length ? `Give up ${counted(waiting.length, "answer")}` : "");
 }
 
 /** Label pictures: null takes their labels away, undefined skips them. */
@@ -99,7 +97,7 @@ function choose(name) {
 }
 
 function take(picture = batch.current) {
-  if (picture !== batch.current) show(picture);
+  if (picture !== batch.current) choosePlace(picture);
   if (picture?.suggestion) choose(picture.suggestion.label);
 }
 
@@ -119,10 +117,8 @@ function go(move) {
   focusCurrent();
 }
 
-function show(picture) {
-  if (picture === batch.current) enlarge(picture);
-  else go(() => (batch.place = batch.pictures.indexOf(picture)));
-}
+const choosePlace = (picture) => go(() => (batch.place = batch.pictures.indexOf(picture)));
+const show = (picture) => (picture === batch.current ? enlarge(picture) : choosePlace(picture));
 
 function clear(picture = batch.current) {
   if (picture?.labels) give([picture.id], null, picture.name);
@@ -148,11 +144,7 @@ function takeBack() {
 }
 
 const open = (view, name, times) => attempt(() => batch.open(view, name, times));
-const acts = {
-  suspects: (label) => open("suspects", label),
-  doubtful: (label) => open("doubtful", label),
-  accept: (label, fit) => request(() => accept(label, fit), () => batch.open("next")),
-};
+const acceptAll = (label, fit) => request(() => accept(label, fit), () => batch.open("next"));
 
 function draw() {
   if (!known) return;
@@ -162,11 +154,11 @@ function draw() {
   Object.assign(document.body.dataset, { shown, several, classes: classes.length }); // style.css hides by them
   drawGrid(batch.pictures, current, { show, clear, take });
   drawClasses(classes, current, choose);
-  drawProgress(known, acts, view === "doubtful" ? name : undefined);
+  drawProgress(known, open, acceptAll, view === "doubtful" ? name : undefined);
   for (const button of at("views").children) button.ariaPressed = button.dataset.view === view;
   Object.assign(at("undo"), { disabled: !known.undo && !waiting.length, title: known.undo ?? "" });
-  at("copies").hidden = !alike;
-  at("copies").lastElementChild.textContent = alike ? `${alike.ids.length} alike: label all as “${words(alike.labels)}”` : "";
+  write(at("copies"), alike ? `${alike.ids.length} alike: label all as “${words(alike.labels)}”` : "");
+  write(at("drop"), waiting.length ? `Give up ${counted(waiting.length, "answer")}` : "");
   const option = (one) => make("option", { className: "name" }, one.name);
   fill(at("only"), classes.map((one) => one.name), () => [new Option("All classes", ""), ...classes.map(option)]);
   at("only").value = name;
@@ -213,21 +205,23 @@ listenToField(choose, () => {
 
 /** Follow the engine's state for as long as the page is open. */
 async function follow() {
-  for (let isLost = false; ; ) {
+  for (let isLost = true; ; ) {
     try {
-      const isFirst = known === null;
       known = await state(known?.version);
       draw();
-      if (isFirst) await open("next");
-      if (isFirst && !known.classes.length) at("name").focus();
-      if (isLost) again?.();
+      if (isLost) await (again ?? start)();
       isLost = false;
     } catch (error) {
-      warn(error.message, again ?? (() => open(batch.view, batch.name)));
+      warn(error.message, again ?? start);
       isLost = true;
       await new Promise((resolve) => setTimeout(resolve, PAUSE));
     }
   }
+}
+
+async function start() {
+  await open(batch.view, batch.name);
+  if (!known.classes.length) at("name").focus();
 }
 
 translatePage();

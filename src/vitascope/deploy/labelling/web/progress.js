@@ -6,8 +6,8 @@ const interval = ({ low, high }) => `${hundredths(low)} to ${hundredths(high)}`;
 const estimate = (shares) => `${hundredths(shares.value)}% (${interval(shares)})`;
 const NONE = { measure: "accuracy", reason: "Shown when two classes have a few pictures each.", acceptances: [] };
 
-/** Draw the state; `act` has {suspects(label), doubtful(label), accept(label, fit)}; the doubtful of `looked` are shown. */
-export function drawProgress(state, act, looked) {
+/** Draw the state; its buttons call `open(view, label)` and `accept(label, fit)`; the doubtful of `looked` are shown. */
+export function drawProgress(state, open, accept, looked) {
   const { pictures, labelled, read, remaining_s: remaining, unreadable } = state;
   const { value = null, forecast, confused, ...fit } = state.fit ?? NONE;
   const time = remaining < 90 ? `${remaining} s` : `${Math.round(remaining / 60)} min`;
@@ -32,13 +32,18 @@ export function drawProgress(state, act, looked) {
   document.title = `${whole(labelled)} of ${whole(pictures)} – vitascope label`;
   Object.assign(at("share"), { max: pictures || 1, value: labelled });
   Object.assign(at("read-share"), { max: pictures || 1, value: read });
-  at("confused").onclick = () => act.suspects(confused.label);
+  at("confused").onclick = () => open("suspects", confused.label);
   drawScale(at("value"), value !== null && { ...fit, value });
   drawScale(at("forecast"), later);
   const notes = [unreadable && `${counted(unreadable, "picture")} cannot be read.`, ...state.notes].filter(Boolean);
   fill(at("notes"), notes, () => notes.map((note) => make("p", {}, note)));
-  const rows = () => fit.acceptances.map((one) => acceptance(one, fit.number, act, looked));
-  fill(at("accepted"), [fit.acceptances, fit.number, looked], rows);
+  const row = ({ label, count, ...shares }) => {
+    const look = make("button", { onclick: () => open("doubtful", label) }, "Look at the doubtful ones");
+    const take = make("button", { onclick: () => accept(label, fit.number) }, `Accept ${whole(count)}`);
+    take.className = looked === label ? "primary" : "";
+    return make("li", {}, make("p", {}, `Accept ${counted(count, "picture")} as “${label}”: ${estimate(shares)} right`), look, take);
+  };
+  fill(at("accepted"), [fit.acceptances, fit.number, looked], () => fit.acceptances.map(row));
   const hidden = { reading: read + unreadable >= pictures, notes: !notes.length, accept: !fit.acceptances.length, end: !labelled };
   for (const [id, isHidden] of Object.entries(hidden)) at(id).hidden = isHidden;
 }
@@ -48,11 +53,4 @@ function drawScale(figure, shares) {
   const [range, mark] = figure.querySelectorAll("i");
   Object.assign(range.style, { left: `${100 * shares.low}%`, right: `${100 - 100 * shares.high}%` });
   mark.style.left = `${100 * shares.value}%`;
-}
-
-function acceptance({ label, count, ...shares }, number, act, looked) {
-  const look = make("button", { onclick: () => act.doubtful(label) }, "Look at the doubtful ones");
-  const take = make("button", { onclick: () => act.accept(label, number) }, `Accept ${whole(count)}`);
-  if (looked === label) take.className = "primary";
-  return make("li", {}, make("p", {}, `Accept ${counted(count, "picture")} as “${label}”: ${estimate(shares)} right`), look, take);
 }
