@@ -200,6 +200,7 @@ def test_keys_alone_lead_from_no_class_to_a_command_that_trains(browser: Any) ->
         typed(visit, "cat")
         press(visit, "n")
         typed(visit, "dog")
+        wait_for(visit, "#classes button:nth-child(2)", "dog")  # its key is known now
         press(visit, "ArrowLeft", "ArrowRight", "1", "2", "s")
         assert saved(visit, 5) == ["cat", "dog", "cat", "dog", "skipped"]
         press(visit, "ArrowLeft", "ArrowLeft", "Backspace", "1", "u")
