@@ -215,7 +215,7 @@ async function follow() {
       if (isLost) await (again ?? start)();
       isLost = false;
     } catch (error) {
-      warn(error.message, again ?? start);
+      if (!again) warn(error.message, start); // else it is said already
       isLost = true;
       await new Promise((resolve) => setTimeout(resolve, PAUSE));
     }
