@@ -115,6 +115,25 @@ def test_skipped_pictures_come_last_and_unreadable_ones_never(tmp_path: Path) ->
     assert session.state()["unreadable"] == 2
 
 
+def test_skips_are_undone_too(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    session.next = {4: "typical"}
+    session.decide({3: ("cat",)})
+    session.skip([4])
+    assert session.undo() == [4]
+    assert session.pictures("next", 1)["pictures"][0]["id"] == 4
+    assert saved(tmp_path) == {3: "cat"}
+
+
+def test_a_label_that_is_given_again_is_no_suspect(tmp_path: Path) -> None:
+    session = session_of(tmp_path)
+    session.decide({3: ("cat",), 5: ("dog",)})
+    fitted(session, {}, suspects=(2, 4))
+    session.decide({3: ("cat",)})
+    assert [picture["id"] for picture in session.pictures("suspects", 9)["pictures"]] == [5]
+    assert session.state()["suspects"] == 1
+
+
 def test_near_copies_are_offered_with_a_picture(tmp_path: Path) -> None:
     session = session_of(tmp_path)
     session.groups[[6, 8]] = 2

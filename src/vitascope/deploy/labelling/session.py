@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,7 @@ class Session:
         self._began = time.monotonic()
         self.next: dict[int, str] = dict.fromkeys(np.random.default_rng(0).permutation(N).tolist(), UNREAD)
         self.skipped: dict[int, None] = {}
+        self._confirmed: set[int] = set()  # labelled twice the same: no suspects
         self._steps: list[tuple[str, dict[str, PictureLabel | None]]] = []
 
     def begin(self, given: Mapping[int, tuple[str, ...]]) -> None:
@@ -160,14 +161,18 @@ class Session:
             if beyond := [number for number in labels if not 0 <= number < len(self.names)]:
                 raise UserError(f"no picture {beyond[0]}; there are {len(self.names):,}")
             changes = self._changes(labels, source)
+            known = {number: self.label_of(number) for number in labels}
+            self._confirmed |= {n for n, old in known.items() if old and old.names == labels[n]}
             some = next((label.names for label in changes.values() if label), None)
             text = "label taken away" if some is None else "; ".join(some) or "no class"
             self._record(changes, f"{text} ({counted(len(changes), 'picture')})")
 
-    def skip(self, numbers: Iterable[int]) -> None:
+    def skip(self, numbers: Sequence[int]) -> None:
         """Offer pictures again when no others are left."""
         with self.publishing():
             self.skipped |= dict.fromkeys(numbers)
+            before = {self.places[number]: self.label_of(number) for number in numbers}
+            self._steps.append((f"skipped ({counted(len(numbers), 'picture')})", before))
 
     def undo(self) -> list[int]:
         """Take the last step back; the numbers of its pictures.
@@ -179,7 +184,10 @@ class Session:
             _, before = self._steps[-1] if self._steps else ("", {})
             self.table.record(before)
             self._steps, self.recorded = self._steps[:-1], self.recorded + len(before)
-            return [self.number_of[place] for place in before]
+            numbers = [self.number_of[place] for place in before]
+            for number in numbers:
+                self.skipped.pop(number, None)
+            return numbers
 
     def add_class(self, name: str) -> None:
         """Add a class without pictures.
@@ -280,7 +288,7 @@ class Session:
         """Labelled pictures that contradict the classifier, the worst first."""
         rows = () if self.fit is None else self.fit.suspects
         numbers = [int(self.fitted[suspect.image]) for suspect in rows]
-        return [number for number in dict.fromkeys(numbers) if self._has(number, label)]
+        return [n for n in dict.fromkeys(numbers) if n not in self._confirmed and self._has(n, label)]
 
     def _labelled(self, label: str) -> list[int]:
         """Of a class, or all, the newest first."""
