@@ -317,12 +317,12 @@ class Session:
             best = int(self.fit.probabilities[row].argmax())
             probability = round(float(self.fit.probabilities[row, best]), 4)
             suggestion = {"label": self.class_names[best], "probability": probability}
-        alike = np.flatnonzero(self.groups == self.groups[number]).tolist()
+        alike = {*np.flatnonzero(self.groups == self.groups[number]).tolist()} - {number, *self.unreadable}
         return {
             "id": number,
             "name": self.names[number],
             "reason": reason,
-            "copies": [copy for copy in alike if copy != number and not self._is_labelled(copy)],
+            "copies": [copy for copy in sorted(alike) if not self._is_labelled(copy)],
             "labels": label and list(label.names),
             "source": label.source if label else "",
             "suggestion": suggestion,
