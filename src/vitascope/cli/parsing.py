@@ -4,8 +4,6 @@ They are a type of dictionary for tyro, from which options that are not named ar
 their defaults. Of a `Configuration` the named options are enough: the library chooses the others.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses
@@ -81,7 +79,7 @@ class Field:
         return f"--{'no-' if self.default is True and self.is_flag else ''}{self.name.replace('_', '-')}"
 
     @property
-    def fields(self) -> list[Field]:
+    def fields(self) -> "list[Field]":
         """Those of a group."""
         without = {name for trait in self.traits if isinstance(trait, Without) for name in trait.names}
         fields = fields_of(self.type, self.default, with_text=self.text != "")

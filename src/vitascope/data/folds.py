@@ -1,9 +1,7 @@
 """Divisions of labelled images by class and by group: the folds of cross-validation, and random shares."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +38,7 @@ class Division:
     sets: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, targets: Targets, *keys: npt.NDArray[Any]) -> Division:
+    def of(cls, targets: Targets, *keys: npt.NDArray[Any]) -> Self:
         """Bind the images that have the same value in any of some keys, (N,) each, or (0,) for none."""
         known = [np.unique(key, return_inverse=True)[1] for key in keys if len(key)]
         return cls(targets, bound_sets(*known) if known else np.arange(len(targets)))
@@ -50,7 +48,7 @@ class Division:
         """Whether a set has two or more images."""
         return len(np.unique(self.sets)) < len(self.sets)
 
-    def take(self, indices: npt.NDArray[np.int64]) -> Division:
+    def take(self, indices: npt.NDArray[np.int64]) -> "Division":
         """The division of some of the images."""
         return Division(
             self.targets.take(indices), np.unique(self.sets[indices], return_inverse=True)[1].reshape(-1)

@@ -1,7 +1,5 @@
 """From a split to batches of uint8 pixels: kept in memory where they fit, read by workers where not."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -36,7 +34,7 @@ class Batch:
     indices: npt.NDArray[np.int64]
     planned: int  # images of the whole batch, over all processes, unreadable ones included
 
-    def split(self, parts: int) -> list[Batch]:
+    def split(self, parts: int) -> "list[Batch]":
         """At most `parts` batches of about the same size, none of them empty unless this one is."""
         cuts = even_cuts(len(self.indices), parts)
         spans = [span for span in itertools.pairwise(cuts) if span[0] < span[1]]

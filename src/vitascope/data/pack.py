@@ -1,7 +1,5 @@
 """Packing: from any data set to tar shards in the WebDataset format, in an order that mixes the classes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -9,6 +7,7 @@ import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from PIL import Image
@@ -198,7 +197,7 @@ class _Tar:
         self._sha256 = hashlib.sha256()
         self._file = open(path, "xb")  # noqa: SIM115 - closed by `__exit__`
 
-    def __enter__(self) -> _Tar:
+    def __enter__(self) -> Self:
         return self
 
     def add(self, sample: bytes, picture: tuple[str, int, int, int]) -> None:

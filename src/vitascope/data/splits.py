@@ -1,7 +1,5 @@
 """Images with their targets, and their division into train, val and test, the same for every format."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import abstractmethod
 from collections import Counter, defaultdict
@@ -109,7 +107,7 @@ class ImageSet:
         """Whether some class has several times the images of another; see `Targets.uneven`."""
         return self.targets is not None and self.targets.uneven
 
-    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> ImageSet:
+    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> "ImageSet":
         """Some of the images, in the order given."""
         all_of_them: Sequence[ImageSource] = self.sources
         if isinstance(all_of_them, LazySources):
@@ -130,7 +128,7 @@ class ImageSet:
         """At most so many indices, spread evenly over the set from its first image to its last."""
         return np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()
 
-    def identified(self) -> ImageSet:
+    def identified(self) -> Self:
         """The same images with their `contents`, which are read unless they are known."""
         known = len(self.contents) == len(self)
         return self if known else dataclasses.replace(self, contents=contents_of(self.sources))
@@ -150,7 +148,7 @@ class ImageSet:
         """The number of shards that the images are in; 0 for files of their own."""
         return self.sources.shard_files if isinstance(self.sources, LazySources) else 0
 
-    def followed_by(self, others: ImageSet) -> ImageSet:
+    def followed_by(self, others: "ImageSet") -> "ImageSet":
         """These images and others of the same classes; what is known of one part only is left out."""
         name, sources = f"{self.name} and {others.name}", [*self.sources, *others.sources]
         contents = np.concatenate([self.contents, others.contents])
@@ -165,7 +163,7 @@ class ImageSet:
             *(column if len(column) == len(sources) else _no_groups() for column in columns),
         )
 
-    def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
+    def in_classes(self, class_names: tuple[str, ...], where: str) -> Self:
         """The same images, with their labels in another list of class names."""
         check_known_classes(self.class_names, class_names, where)
         return dataclasses.replace(self, targets=self.truth.in_classes(class_names))
@@ -198,7 +196,7 @@ class Splits:
         given = {"train": self.train, "val": self.val, "test": self.test}
         return {name: images for name, images in given.items() if images is not None}
 
-    def with_unlabelled(self, more: Sequence[ImageSet]) -> Splits:
+    def with_unlabelled(self, more: Sequence[ImageSet]) -> Self:
         """These images and others to train on, all without labels; those of a group of `val` or `test` are
         unused."""
         held = {group for name in self.parts.keys() - {"train"} for group in self.parts[name].groups.tolist()}
@@ -215,7 +213,7 @@ class Splits:
         train = ImageSet("train", sources)
         return dataclasses.replace(self, train=train, val=val, test=test, unused=unused)
 
-    def identified(self) -> Splits:
+    def identified(self) -> Self:
         """The same splits with the `contents` of all images."""
         parts: dict[str, Any] = {name: part.identified() for name, part in self.parts.items()}
         return dataclasses.replace(self, **parts)

@@ -4,8 +4,6 @@ There is a class for each kind of labels, chosen where they are read: their prob
 answers and texts are its methods, so that nobody else asks for the kind.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -251,7 +249,7 @@ class Targets(ABC):
 
     @staticmethod
     @abstractmethod
-    def cross_entropy(logits: Tensor, targets: Targets) -> float:
+    def cross_entropy(logits: Tensor, targets: "Targets") -> float:
         """The mean loss in nats of logits (N, K) of a model of this kind, for labels of any kind."""
 
     @abstractmethod

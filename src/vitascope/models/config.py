@@ -4,12 +4,10 @@ The cost is counted from the shapes, because `torch.utils.flop_counter` needs to
 table of models must not wait for either. A test compares the two counts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from vitascope.arguments import Range, has_type
 from vitascope.errors import UserError
@@ -162,7 +160,7 @@ class ViTConfig(ImageOptions):
             )
         return grid
 
-    def at_size(self, image_size: tuple[int, int] | int) -> ViTConfig:
+    def at_size(self, image_size: tuple[int, int] | int) -> Self:
         """The same for another image size, which patches must tile; only a checkpoint's own may be cut."""
         if pair(image_size) == self.image_hw:
             return self

@@ -1,13 +1,11 @@
 """Paths in stores: a folder that was listed once, with those methods of `pathlib.Path` that formats call."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
 from vitascope.remote import cache
 from vitascope.remote.stores import (
@@ -45,10 +43,10 @@ class StorePath:
     def as_posix(self) -> str:  # noqa: D102 - as of `Path`, like the rest
         return str(self)
 
-    def __lt__(self, other: StorePath) -> bool:
+    def __lt__(self, other: "StorePath") -> bool:
         return self.parts < other.parts
 
-    def __truediv__(self, name: str | PurePosixPath) -> StorePath:
+    def __truediv__(self, name: str | PurePosixPath) -> Self:
         return dataclasses.replace(self, below=(*self.below, *PurePosixPath(name).parts))
 
     @property
@@ -68,7 +66,7 @@ class StorePath:
         return PurePosixPath(self.name).suffix
 
     @property
-    def parent(self) -> StorePath:  # noqa: D102
+    def parent(self) -> Self:  # noqa: D102
         return dataclasses.replace(self, below=self.below[:-1])
 
     @property
@@ -76,7 +74,7 @@ class StorePath:
         """The object of a file."""
         return cast("RemoteObject", self.listing[self.below])
 
-    def relative_to(self, folder: StorePath) -> PurePosixPath:  # noqa: D102
+    def relative_to(self, folder: "StorePath") -> PurePosixPath:  # noqa: D102
         return PurePosixPath(*self.below[len(folder.below) :])
 
     def is_file(self) -> bool:  # noqa: D102
@@ -85,7 +83,7 @@ class StorePath:
     def is_dir(self) -> bool:  # noqa: D102
         return isinstance(self.listing.get(self.below), dict)
 
-    def iterdir(self) -> Iterator[StorePath]:  # noqa: D102
+    def iterdir(self) -> Iterator[Self]:  # noqa: D102
         return (self / name for name in cast("dict[str, None]", self.listing[self.below]))
 
     def stat(self) -> os.stat_result:

@@ -1,12 +1,10 @@
 """`train --folds`: from the runs of the folds to predictions of all images and to one model, an ensemble."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +155,7 @@ class CrossValidation:
     tested: Evaluation
 
     @classmethod
-    def of(cls, run: Run, images: ImageSet) -> CrossValidation:
+    def of(cls, run: Run, images: ImageSet) -> Self:
         """Read the predictions of finished runs.
 
         Raises:

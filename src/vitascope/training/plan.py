@@ -6,8 +6,6 @@ function of all options by name and of the facts. What follows from the machine 
 plan is recorded; a run that is resumed, or gets more epochs, is the recorded plan with changes (`resume.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -112,7 +110,7 @@ class Request:
         check_named(config, flattened(options))
         return cls(recipe=recipe, options=values, config=config)
 
-    def on(self, data: str) -> Request:
+    def on(self, data: str) -> Self:
         """The same request for other data."""
         config = self.config.replace(data=data)
         return dataclasses.replace(self, options={**self.options, "data": data}, config=config)
@@ -257,7 +255,7 @@ class Plan:
         }
 
     @classmethod
-    def of_run(cls, run: Run, config: TrainConfig) -> Plan:
+    def of_run(cls, run: Run, config: TrainConfig) -> Self:
         """The recorded plan of a run, with its configuration; UserError for invalid options."""
         with options_of(run.config_file):
             for name in DECIDED:

@@ -1,14 +1,12 @@
 """`embed`: the features of images of any number, in memory or in a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +139,7 @@ class Embeddings(OfImages):
             raise UserError(f"{without:,} of {counted(len(self), 'image')} have no label: leave them out")
         return ClassIndices.of_names([(text,) for text in texts], names)
 
-    def subset(self, rows: npt.ArrayLike) -> Embeddings:
+    def subset(self, rows: npt.ArrayLike) -> "Embeddings":
         """Some of the images, by their indices or by a mask bool (N,)."""
         chosen = np.asarray(rows)
         return Embeddings.of_parts([(self.columns.subset(chosen), self.features[chosen])], self.made)
@@ -162,14 +160,14 @@ class Embeddings(OfImages):
             )
 
     @classmethod
-    def of_parts(cls, parts: Sequence[Part], made: dict[str, Any]) -> Embeddings:
+    def of_parts(cls, parts: Sequence[Part], made: dict[str, Any]) -> Self:
         """Join parts, at least one."""
         columns = EmbeddingColumns.joined([columns for columns, _ in parts])
         features = np.concatenate([features for _, features in parts])
         return cls(kept=(columns, features), made=made, count=len(columns))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Embeddings:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Open a file of `vitascope embed`.
 
         Raises:

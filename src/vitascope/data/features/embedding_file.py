@@ -4,8 +4,6 @@ Every format has `image` (text), `label` (text, where there are labels), `split`
 (N, D), and `made`, JSON that says how the features were made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util
@@ -15,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +56,7 @@ class EmbeddingColumns:
         return len(self.images)
 
     @classmethod
-    def joined(cls, parts: Sequence[EmbeddingColumns]) -> EmbeddingColumns:
+    def joined(cls, parts: "Sequence[EmbeddingColumns]") -> Self:
         """The columns of parts, one after the other; at least one part."""
         labels = [part.labels for part in parts if part.labels is not None]
         return cls(
@@ -67,7 +65,7 @@ class EmbeddingColumns:
             splits=np.concatenate([part.splits for part in parts]),
         )
 
-    def subset(self, rows: npt.NDArray[Any]) -> EmbeddingColumns:
+    def subset(self, rows: npt.NDArray[Any]) -> "EmbeddingColumns":
         """Those of some of the images, by their indices or by a mask (N,)."""
         labels = None if self.labels is None else self.labels[rows]
         return EmbeddingColumns(images=self.images[rows], labels=labels, splits=self.splits[rows])

@@ -1,7 +1,5 @@
 """`Predictor`: pictures or folders of any size in, class names and probabilities out."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import html
@@ -12,7 +10,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +75,7 @@ class PicturePredictions(list[Prediction]):
     verdict: Verdict
     """Whether the model knows the class of the picture."""
 
-    def __init__(self, result: ImageResult, image: ImageSource, levels: Levels | None = None) -> None:
+    def __init__(self, result: "ImageResult", image: ImageSource, levels: Levels | None = None) -> None:
         super().__init__(result.predictions)
         assert result.best is not None  # as of every picture that can be read
         assert result.probabilities is not None
@@ -181,7 +179,7 @@ class Predictor:
         device: str = "auto",
         batch_size: BatchSize = None,
         views: Views = 1,
-    ) -> Predictor:
+    ) -> Self:
         """`Predictor(ref)`, with the revision of a hub id."""
         engine = open_engine(ref, revision=revision, precision=precision, device=device, views=views)
         return cls(engine, batch_size=batch_size)

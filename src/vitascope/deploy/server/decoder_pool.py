@@ -4,8 +4,6 @@ A thread inside a C library cannot be ended; a process can. Waiting pictures are
 much larger one must give up its process after `PATIENCE`, so that slow pictures do not block ordinary ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -3,15 +3,13 @@
 `Predictor`, the server and every measurement work with an engine and know no runtime.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -247,7 +245,7 @@ class TorchEngine(Engine):
                 self.familiar_images = int(self.sets.counts.sum())
         self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}
 
-    def with_model(self, model: VisionModel) -> TorchEngine:
+    def with_model(self, model: VisionModel) -> Self:
         """The engine of another model of the same kind, on the same device, in float32."""
         other = copy.copy(self)
         other.model, other.precision, other._in_dtype = model, "fp32", {torch.float32: model}

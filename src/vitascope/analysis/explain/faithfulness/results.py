@@ -1,11 +1,9 @@
 """The result of a comparison of heatmap methods: scores, intervals, and a ranking."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -64,7 +62,7 @@ class OrderAgreement:
     of the paired differences."""
 
     @classmethod
-    def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> OrderAgreement:
+    def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> Self:
         """`values` are (2, n) by method, a row per imputation and a number per image; higher is better."""
         pairs = list(itertools.combinations(values, 2))
         gaps = [[Interval.of(row) for row in np.subtract(values[a], values[b])] for a, b in pairs]
