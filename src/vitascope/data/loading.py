@@ -134,7 +134,7 @@ class Loader:
 
     def _read(
         self, batches: Sequence[npt.NDArray[np.int64]], epoch: int
-    ) -> Iterator[tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]]:
+    ) -> Iterator[tuple[npt.NDArray[np.int64], "Pixels | None", npt.NDArray[np.int64]]]:
         """The readable images of each batch, and the pixels and indices of those that are not kept yet."""
         if self._kept is None:
             yield from ((read, pixels, read) for pixels, read in self._streamed(batches, epoch))
@@ -149,7 +149,7 @@ class Loader:
             yield batch[~self._broken[batch % N]], pixels, read
 
     def _moved(
-        self, part: tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]
+        self, part: tuple[npt.NDArray[np.int64], "Pixels | None", npt.NDArray[np.int64]]
     ) -> tuple[Tensor, Tensor]:
         """The pixels of images, and their targets, on the device."""
         indices, pixels, read = part

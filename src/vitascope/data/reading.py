@@ -300,7 +300,7 @@ class ReadingPool(Generic[B]):
         return answer
 
 
-def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:
+def _end(processes: list[BaseProcess], connections: "list[Connection[Any, Any]]") -> None:
     """Kill processes, which only read and so have nothing to lose."""
     for process in processes:
         process.kill()
@@ -310,8 +310,8 @@ def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) 
 
 
 def _serve(
-    connection: Connection[Any, Any],
-    inherited: Sequence[Connection[Any, Any]],
+    connection: "Connection[Any, Any]",
+    inherited: "Sequence[Connection[Any, Any]]",
     fill: Callable[[Any, int, Pixels], dict[int, str]],
     pixels: Any,
     shape: tuple[int, ...],

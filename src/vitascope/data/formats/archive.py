@@ -88,7 +88,7 @@ def _unpack_zip(path: Path, writer: "_Writer") -> None:
 class _Writer:
     """Writes an archive's members below a folder, after checking name, kind and size."""
 
-    def __init__(self, archive: Path, folder: Path, bar: tqdm[NoReturn]) -> None:
+    def __init__(self, archive: Path, folder: Path, bar: "tqdm[NoReturn]") -> None:
         self.archive = archive
         self.folder = folder
         self.bar = bar

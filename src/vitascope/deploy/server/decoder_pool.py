@@ -217,7 +217,7 @@ class DecoderPool:
             largest.fail(Rejection(429, "decoding takes long, and smaller pictures wait"))
 
 
-async def _exchange(process: Process, message: DecodeOptions | Content) -> tuple[int, list[int], bytearray]:
+async def _exchange(process: Process, message: "DecodeOptions | Content") -> tuple[int, list[int], bytearray]:
     """Send a message to a process, and return its reply: status, shape, content."""
     assert process.stdin is not None
     assert process.stdout is not None
