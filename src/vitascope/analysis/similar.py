@@ -1,7 +1,5 @@
 """`similar`: the pictures in some data that are most similar to one, by the cosine of their features."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -11,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +109,7 @@ class SimilarPictures(OfImages):
         """One row per similar picture, by rank from 1; UserError without pandas."""
         return pandas_library().DataFrame(self.rows()).set_index("rank")
 
-    def draw(self) -> Figure:
+    def draw(self) -> "Figure":
         """The picture beside the similar ones, at most `MAX_DRAWN`, each above its similarity and its label;
         in data without labels, above its name.
 
@@ -375,7 +373,7 @@ class _Best:
         self._waiting: list[tuple[Similarities, Indices]] = []
 
     @classmethod
-    def to(cls, stream: FeatureStream, k: int) -> _Best:
+    def to(cls, stream: FeatureStream, k: int) -> Self:
         """For the pictures of a stream; an ImageError for one that cannot be read."""
         parts = [rows.features[0] for rows in stream]
         for reason in stream.faults.left_out:

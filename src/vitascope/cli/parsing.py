@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import io
 import itertools
+import os
 import re
 import textwrap
 from collections import Counter
@@ -214,6 +215,14 @@ def print_help(command: Any, name: str, words: Sequence[str], *, whole: bool) ->
         description += f"\n\nAll {len(options)} options: `vitascope {name} --help-all`."
     read_by_tyro(command, name, fields, ["--help"], description=description)
     raise SystemExit(0)
+
+
+def check_picture(out: Path, noun: str, sources: Iterable[str], source: str) -> None:
+    """Reject a file to draw `noun` into that is no PNG, or is one of the sources, a `source` in words."""
+    if out.suffix.lower() != ".png":
+        raise UserError(f"--out {out}: {noun}, so the name has to end in .png")
+    if any(out.exists() and os.path.exists(name) and out.samefile(name) for name in sources):
+        raise UserError(f"--out {out} is {source}, which would be lost; give another name")
 
 
 def first_sentence(text: str | None) -> str | None:

@@ -182,10 +182,9 @@ def splits_of_fold(
     Raises:
         UserError: no labelled images, classes with too few images or groups, or other folds in the table.
     """
+    inventory.check_trainable(place)
     given = inventory.by_name
-    images = given.get("train", given.get("all"))
-    if images is None:
-        raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
+    images = given.get("train") or given["all"]
     if "val" in given:
         images = images.followed_by(given["val"].in_classes(images.class_names, f"the val images of {place}"))
     images = dataclasses.replace(images, name="train").identified()

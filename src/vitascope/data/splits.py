@@ -238,6 +238,13 @@ class Inventory:
         ordered = sorted(self.sets, key=lambda images: images.targets is not None)
         return {images.name: images for images in ordered if len(images)}
 
+    def check_trainable(self, place: str) -> None:
+        """Reject data without images to train on."""
+        if not self.by_name.keys() & {"train", "all"}:
+            raise UserError(
+                f"{place}: no images to train on; it has {', '.join(self.by_name) or 'none at all'}"
+            )
+
     def unused_and_unlabelled(self, train: ImageSet) -> tuple[str, ...]:
         """What is unused, with the images without a class beside those to train on."""
         without = sum(len(images) for images in self.sets if images.targets is None and train.class_names)
@@ -285,6 +292,7 @@ def complete_splits(
     drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`. Images beside labelled
     ones that have no label are unused. Classes of too few images for that are in `train` alone if `rare` says
     so, else rejected."""
+    inventory.check_trainable(place)
     given, drawn = inventory.by_name, ["val"]
     if "train" in given and (names := given["train"].class_names):
         for split in given.keys() & {"val", "test"}:
@@ -297,8 +305,6 @@ def complete_splits(
         rest, given["test"] = stratified_split(everything, TEST_SHARE, "test", seed, least)
         train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed, least)
         drawn = ["val", "test"]
-    elif "train" not in given:
-        raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
     elif "val" in given:
         train, val, drawn = given["train"], given["val"], []
     else:

@@ -86,18 +86,21 @@ class ImageOptions(Configuration):
         object.__setattr__(self, "image_size", pair(self.image_size))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
-        if self.thresholds and (len(self.thresholds) != self.num_classes or self.outputs != "independent"):
+        if self.thresholds and len(self.thresholds) != self._decided_alone:
             raise UserError(
                 f"{len(self.thresholds)} thresholds for {self.num_classes} {self.outputs} outputs: there is "
                 "one for each class, where any may apply"
             )
 
     @property
+    def _decided_alone(self) -> int:
+        """The number of classes that each apply or not: all K where any may, none where one does."""
+        return self.num_classes if self.outputs == "independent" else 0
+
+    @property
     def decision_thresholds(self) -> tuple[float, ...]:
         """Probability from which on each of the K classes applies, where any may; empty where one does."""
-        if self.outputs != "independent":
-            return ()
-        return self.thresholds or (EVEN,) * self.num_classes
+        return self.thresholds or (EVEN,) * self._decided_alone
 
     @property
     def image_hw(self) -> tuple[int, int]:

@@ -199,11 +199,8 @@ def download(object: RemoteObject, path: Path) -> None:
 
 def limit_bytes() -> float:
     """The limit of the cache; a UserError if `VITASCOPE_REMOTE_GB` is not a number that is large enough."""
-    text, least = os.environ.get("VITASCOPE_REMOTE_GB") or str(LIMIT_GB), _FEWEST * BLOCK / 1e9
-    with contextlib.suppress(ValueError):
-        if float(text) >= least:
-            return float(text) * 1e9
-    raise UserError(f"VITASCOPE_REMOTE_GB is a number of gigabytes, {least:.2g} or more, not {text!r}")
+    least = _FEWEST * BLOCK / 1e9
+    return cache.gigabytes("VITASCOPE_REMOTE_GB", LIMIT_GB, least, f"{least:.2g} or more")
 
 
 def size_on_disk() -> int:

@@ -1,7 +1,5 @@
 """`probe`: from bodies and labelled images to the best classifier on frozen features, as a finished run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shlex
@@ -91,7 +89,7 @@ class ProbeResult:
         """The classifier of the highest cross-validated accuracy, or mAP."""
         return self.selection.best
 
-    def to_dataframe(self) -> pandas.DataFrame:
+    def to_dataframe(self) -> "pandas.DataFrame":
         """All scores as text, one row each, the best first; UserError without pandas."""
         return data_frame(dict(zip(SCORES_HEAD, zip(*self.selection.rows(), strict=True), strict=True)))
 

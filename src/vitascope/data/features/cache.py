@@ -29,7 +29,7 @@ import PIL
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vitascope.cache import cache_folder, writing_to_cache
+from vitascope.cache import cache_folder, gigabytes, writing_to_cache
 from vitascope.data.contents import DIGEST
 from vitascope.errors import UserError
 from vitascope.storage import check_room, replacing, write_json
@@ -74,7 +74,7 @@ class FeatureCache:
         key = hashlib.sha256(json.dumps(self.made, sort_keys=True).encode()).hexdigest()[:32]
         self.root = cache_folder() / "features"
         self.folder = self.root / key
-        self.limit = _limit()
+        self.limit = gigabytes("VITASCOPE_FEATURES_GB", LIMIT_GB, 0, "0 for no cache")
         self._keeps = self.limit > 0
         self._waiting: list[tuple[Contents, Features]] = []
         self._since = 0.0
@@ -200,18 +200,6 @@ class FeatureCache:
             self._touched = time.monotonic()
             with contextlib.suppress(OSError):  # a cache that this user may only read
                 os.utime(self.folder / MADE)
-
-
-def _limit() -> float:
-    """The limit in bytes."""
-    text = os.environ.get("VITASCOPE_FEATURES_GB", "")
-    try:
-        limit = float(text or LIMIT_GB)
-    except ValueError:
-        limit = -1.0
-    if not limit >= 0:  # so that NaN fails too
-        raise UserError(f"VITASCOPE_FEATURES_GB is a number of gigabytes, 0 for no cache, not {text!r}")
-    return limit * 1e9
 
 
 def _last_used(folder: Path) -> float:

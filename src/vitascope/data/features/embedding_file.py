@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.features.cache import Features
-from vitascope.data.rows.cells import check_output, escaped, write_parquet
+from vitascope.data.rows.cells import check_absent, check_output, escaped, write_parquet
 from vitascope.errors import UserError
 from vitascope.models.weights.files import read_npz
 from vitascope.serialization import parse_json
@@ -109,9 +109,7 @@ Part = tuple[EmbeddingColumns, Features]
 def check_out(out: Path) -> None:
     """Reject a file that cannot be written, or that exists."""
     check_output(out, FORMATS, "a file of features")
-    for path in (out, beside(out)) if out.suffix == ".npy" else (out,):
-        if path.exists():
-            raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
+    check_absent(out, *([beside(out)] if out.suffix == ".npy" else []))
 
 
 def is_embedding_file(path: Path) -> bool:
@@ -287,13 +285,12 @@ def _checked(features: npt.NDArray[Any]) -> Features:
 @contextlib.contextmanager
 def explaining_damage(path: Path) -> Iterator[None]:
     """Turn whatever a damaged file, or another one, leads to into one line."""
-    if not path.exists():
-        raise UserError(f"{path}: no such file")
     try:
+        path.stat()
         yield
     except UserError:
         raise
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{error.filename or path}: no such file") from error
     except (
         *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, ImportError),

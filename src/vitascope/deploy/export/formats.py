@@ -20,6 +20,7 @@ from vitascope.analysis.explain.heatmaps import to_unit
 from vitascope.analysis.explain.lens import read_patches
 from vitascope.analysis.explain.methods import METHODS
 from vitascope.analysis.explain.rollout import next_flow
+from vitascope.data.rows.cells import check_absent
 from vitascope.deploy.export.resampling import Resize
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
@@ -168,9 +169,7 @@ def check_path(path: Path, suffix: str, *beside: str) -> None:
     """Reject another suffix, and what exists; files of the suffixes `beside` belong to the new one."""
     if path.suffix != suffix:
         raise UserError(f"{path}: files of this format end in {suffix}: {path.with_suffix(suffix)}")
-    for file in (path.with_suffix(each) for each in (suffix, *beside)):
-        if file.exists():
-            raise UserError(f"{file} exists and is not overwritten; remove it, or choose another file")
+    check_absent(*(path.with_suffix(each) for each in (suffix, *beside)))
 
 
 def move_beside(folder: Path, target: Path) -> list[Path]:

@@ -4,8 +4,6 @@ The extensions for classification and for binary tensors are those of Triton's d
 Extension" and "Binary Tensor Data Extension". A field that nothing here reads is rejected.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -181,7 +179,7 @@ def _outputs(service: Service, wanted: openapi.InferenceRequest) -> list[openapi
 
 
 def _tensor(
-    service: Service, rows: list[torch.Tensor], output: openapi.OutputTensor, binary: bool
+    service: Service, rows: "list[torch.Tensor]", output: openapi.OutputTensor, binary: bool
 ) -> tuple[dict[str, Any], bytes]:
     """An output tensor, and its bytes; empty if its values are in the JSON, by default unless `binary`."""
     label = service.engine.label

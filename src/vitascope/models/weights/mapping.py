@@ -288,6 +288,12 @@ def remainder(options: Mapping[str, Any]) -> str:
     return "cut" if any(side % patch for side, patch in sides) else "rejected"
 
 
+def check_setting(source: Source, name: str, value: object, choices: Iterable[str]) -> None:
+    """Reject a setting of a checkpoint that is none of these."""
+    if value not in list(choices):  # a list, because the value may have no hash
+        raise CheckpointError(f"{source.name}: {name} {value!r} is none of {', '.join(choices)}")
+
+
 def outputs_options(source: Source) -> dict[str, Any]:
     """The options `outputs` and `thresholds`, from transformers' `problem_type` and from our own fields in a
     `config.json`; rejects a regression."""

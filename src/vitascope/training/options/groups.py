@@ -83,10 +83,6 @@ def _smooths(loss: str | None) -> bool:
     return loss not in UNSMOOTHED
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 def _is_named(value: object) -> bool:
     return value is not None
 
@@ -233,7 +229,7 @@ class Optimization(OptionGroup):
     Wider models have a rate that is smaller in proportion (Yang et al. 2022). Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
-    warmup_epochs: Annotated[float | None, AMOUNT, Needs("warmup_steps", _is_none)] = None
+    warmup_epochs: Annotated[float | None, AMOUNT, Needs("warmup_steps", lambda steps: steps is None)] = None
     """Epochs of linear warm-up, at most a quarter of the run. Default: a twentieth of the run."""
     warmup_steps: Annotated[int | None, AMOUNT] = None
     """Steps of linear warm-up, instead of --warmup-epochs."""

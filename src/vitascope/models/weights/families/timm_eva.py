@@ -34,6 +34,7 @@ from vitascope.models.weights.mapping import (
     Source,
     State,
     Table,
+    check_setting,
     checked_config,
     stacked,
     supporting,
@@ -305,8 +306,7 @@ def _arguments(source: Source) -> dict[str, Any]:
         args["global_pool"] = source.config["global_pool"]
     known = {"rope_type": tuple(_POSITIONS), "rope_grid_indexing": ("ij", "xy")}
     for key, values in known.items():
-        if args[key] not in values:
-            raise CheckpointError(f"{source.name}: {key} {args[key]!r} is none of {', '.join(values)}")
+        check_setting(source, key, args[key], values)
     return args
 
 
