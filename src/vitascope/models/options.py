@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import CheckedFields, Range, check_fields
 from vitascope.errors import UserError
 from vitascope.models.configuration import Configuration
 
@@ -258,7 +258,7 @@ class BlockOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NormOptions:
+class NormOptions(CheckedFields):
     """The norms of equations 1 to 4."""
 
     norm_type: Literal["layer", "rms"] = "layer"
@@ -270,9 +270,6 @@ class NormOptions:
     """Epsilon of every norm."""
     qk_norm: bool = False
     """Norms of each head's queries and keys (Dehghani et al. 2023, ViT-22B)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -326,7 +323,7 @@ class ReadoutOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Regularization:
+class Regularization(CheckedFields):
     """Initialization and regularization, which matter only in training."""
 
     init: Annotated[Literal["paper", "mimetic", "timm"], Role.FREE] = "paper"
@@ -342,9 +339,6 @@ class Regularization:
     """Stochastic depth: the rate of the last block; it grows linearly from 0 at the first."""
     patch_dropout: Annotated[float, PROBABILITY, Role.FREE] = 0.0
     """Share of each image's patches that is left out (Li et al. 2022, FLIP)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 OPTION_SETS = {"modern": {"positions": "rotary", "num_registers": 4, "layer_scale": 0.1}}
