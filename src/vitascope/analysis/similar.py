@@ -16,15 +16,8 @@ import numpy.typing as npt
 import torch
 
 from vitascope.arguments import Range, checked
+from vitascope.data.features import embed
 from vitascope.data.features.cache import Features
-from vitascope.data.features.embed import (
-    Data,
-    Embeddings,
-    Model,
-    columns_of,
-    opened_images,
-    with_progress,
-)
 from vitascope.data.features.embedding_file import EmbeddingColumns, OfImages, is_embedding_file
 from vitascope.data.features.stream import BLOCK, FeatureStream, Indices
 from vitascope.data.reading import Faults, readable
@@ -62,7 +55,7 @@ LONGEST_DRAWN = 360
 Similarities = npt.NDArray[np.float32]
 Tile = npt.NDArray[np.uint8]
 """(H, W, 3)."""
-Searched: TypeAlias = Embeddings | Data
+Searched: TypeAlias = embed.Embeddings | embed.Data
 
 log = logging.getLogger(__name__)
 
@@ -181,19 +174,19 @@ class _Options(TypedDict, total=False):
 
 @overload
 def similar(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
-    model: Model, picture: ImageSource, data: Searched, **options: Unpack[_Options]
+    model: embed.Model, picture: ImageSource, data: Searched, **options: Unpack[_Options]
 ) -> SimilarPictures: ...
 
 
 @overload
 def similar(
-    model: Model, picture: Iterable[ImageSource], data: Searched, **options: Unpack[_Options]
+    model: embed.Model, picture: Iterable[ImageSource], data: Searched, **options: Unpack[_Options]
 ) -> list[SimilarPictures]: ...
 
 
 @checked
 def similar(
-    model: Model,
+    model: embed.Model,
     picture: ImageSource | Iterable[ImageSource],
     data: Searched,
     *,
@@ -244,24 +237,24 @@ def similar(
         precision = _precision_for(data, model, compute.precision)
         engine = as_engine(model, precision=precision, device=compute.device)
         columns_at: Callable[[Indices], EmbeddingColumns]
-        if isinstance(data, Embeddings):
+        if isinstance(data, embed.Embeddings):
             spec = _spec_as(data, engine, FeatureSpec(layer, pool))
             sources: Sequence[ImageSource] = data.images.tolist()
             columns_at = data.columns.subset
         else:
             spec = engine.resolved(FeatureSpec(layer, pool))
-            sources = everything = opened.enter_context(opened_images(data, table))
-            columns_at = functools.partial(columns_of, everything)
+            sources = everything = opened.enter_context(embed.opened_images(data, table))
+            columns_at = functools.partial(embed.columns_of, everything)
         if both is None:
             best = _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
         else:
             best = _Best(both.vectors(both.texts.tokens(check_names(texts))).numpy(), k, both.projection)
         stream = None
-        if isinstance(data, Embeddings):
+        if isinstance(data, embed.Embeddings):
             best.add_embeddings(data)
         else:
             stream = FeatureStream(engine, [spec], sources, compute)  # whose cache has the pictures now
-            with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
+            with closing(embed.with_progress(stream)) as parts:  # at once after a failure too, for the cache
                 for rows in parts:
                     best.add(rows.indices, rows.features[0])
         best.settle()
@@ -285,7 +278,7 @@ def similar(
     return found[0] if is_one_picture(picture) else found
 
 
-def _are_words(model: Model, pictures: Sequence[ImageSource]) -> bool:
+def _are_words(model: embed.Model, pictures: Sequence[ImageSource]) -> bool:
     """Whether what is asked for is words: texts that are no files, and have no ending and no folder."""
     texts = [picture for picture in pictures if isinstance(picture, str)]
     return (
@@ -314,9 +307,9 @@ def _check_pictures(pictures: Sequence[ImageSource]) -> None:
 def _opened(data: Searched, table: TableOptions) -> Searched:
     """The data; `Embeddings` for a file of features."""
     if isinstance(data, str | os.PathLike) and is_embedding_file(Path(data)):
-        data = Embeddings.load(data)
+        data = embed.Embeddings.load(data)
     reject_model(data, ORDER)
-    if isinstance(data, Embeddings) and table != AS_RECOGNIZED:
+    if isinstance(data, embed.Embeddings) and table != AS_RECOGNIZED:
         about = (
             f"{table.given[0]} is about a table"
             if table.given
@@ -326,16 +319,16 @@ def _opened(data: Searched, table: TableOptions) -> Searched:
     return data
 
 
-def _precision_for(data: Searched, model: Model, asked: str) -> str:
+def _precision_for(data: Searched, model: embed.Model, asked: str) -> str:
     """The precision of the pictures' features: that of computed ones, unless another one is asked for, or the
     model is an engine, which has its own."""
-    if asked != "auto" or isinstance(model, Engine) or not isinstance(data, Embeddings):
+    if asked != "auto" or isinstance(model, Engine) or not isinstance(data, embed.Embeddings):
         return asked
     own = str(data.made["precision"])
     return own if own in PRECISIONS else asked
 
 
-def _spec_as(data: Embeddings, engine: Engine, asked: FeatureSpec) -> FeatureSpec:
+def _spec_as(data: embed.Embeddings, engine: Engine, asked: FeatureSpec) -> FeatureSpec:
     """The representation of computed features, which must be of this model and of what is asked for."""
     spec = engine.resolved(FeatureSpec(data.made["layer"], data.made["pool"]))
     data.check_model(engine)
@@ -393,7 +386,7 @@ class _Best:
         if sum(len(part) for _, part in self._waiting) >= max(self._k, BLOCK):
             self.settle()
 
-    def add_embeddings(self, data: Embeddings) -> None:
+    def add_embeddings(self, data: embed.Embeddings) -> None:
         """Take computed features; a UserError if they are of another width, or not finite."""
         width = self._queries.shape[1] if self._projection is None else self._projection.in_features
         for features in data.blocks():

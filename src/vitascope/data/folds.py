@@ -6,18 +6,8 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data import splits
 from vitascope.data.contents import first_of_content
-from vitascope.data.splits import (
-    VAL_SHARE,
-    ImageSet,
-    Inventory,
-    Splits,
-    bound_sets,
-    check_class_sizes,
-    counts_by_set,
-    divided_groups,
-    stratified_split,
-)
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -41,7 +31,7 @@ class Division:
     def of(cls, targets: Targets, *keys: npt.NDArray[Any]) -> Self:
         """Bind the images that have the same value in any of some keys, (N,) each, or (0,) for none."""
         known = [np.unique(key, return_inverse=True)[1] for key in keys if len(key)]
-        return cls(targets, bound_sets(*known) if known else np.arange(len(targets)))
+        return cls(targets, splits.bound_sets(*known) if known else np.arange(len(targets)))
 
     @property
     def grouped(self) -> bool:
@@ -132,7 +122,9 @@ def _dealt(
         generator: of the order.
     """
     sizes = np.bincount(sets)  # (G,)
-    counts = np.column_stack([counts_by_set(labels, sets), sizes])  # (G, K + 1), the last of all images
+    counts = np.column_stack(
+        [splits.counts_by_set(labels, sets), sizes]
+    )  # (G, K + 1), the last of all images
     totals, in_several = counts.sum(axis=0), (counts > 0).sum(axis=0) > 1
     rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1)  # (G,)
     order = np.lexsort((generator.permutation(len(sizes)), -sizes, rarest))
@@ -152,20 +144,20 @@ def _dealt(
     return fold_of[sets]
 
 
-def division_of(images: ImageSet) -> Division:
+def division_of(images: splits.ImageSet) -> Division:
     """The labels of images; those of a group, and those of the same content, stay together."""
     return Division.of(images.truth, images.groups, first_of_content(images.contents))
 
 
 def splits_of_fold(
-    inventory: Inventory,
+    inventory: splits.Inventory,
     place: str,
     folds: int,
     fold: int | None,
     *,
     seed: int,
     rare: Literal["reject", "train"] = "reject",
-) -> Splits:
+) -> splits.Splits:
     """The data set of one of several folds, 0 to `folds` - 1: `test` is the fold, and a tenth of all images,
     drawn from the others, is `val`. Without a fold, `train` has all images with `ImageSet.folds`, `val` none,
     and `test` those that the data have.
@@ -201,20 +193,20 @@ def splits_of_fold(
         test = given.get("test")
         if test is not None:
             test = test.in_classes(images.class_names, f"the test images of {place}")
-        return Splits(images, images.subset("val", np.arange(0)), test, *about, notes=inventory.notes)
+        return splits.Splits(images, images.subset("val", np.arange(0)), test, *about, notes=inventory.notes)
     train, val, test = _parts_of_fold(images, numbers, fold, seed)
-    return Splits(train, val, test, *about, ("val", "test"), inventory.notes)
+    return splits.Splits(train, val, test, *about, ("val", "test"), inventory.notes)
 
 
 def _parts_of_fold(
-    images: ImageSet, numbers: npt.NDArray[np.int64], fold: int, seed: int
-) -> tuple[ImageSet, ImageSet, ImageSet]:
+    images: splits.ImageSet, numbers: npt.NDArray[np.int64], fold: int, seed: int
+) -> tuple[splits.ImageSet, splits.ImageSet, splits.ImageSet]:
     """`train`, `val` and `test` of one of the folds of all images, (N,). Images in no fold are in `train`,
     but for those of a tested group or picture."""
     folds, sets = int(numbers.max()) + 1, division_of(images).sets
     seen = (numbers < 0) & np.isin(sets, sets[numbers == fold])
     rest = images.subset("train", np.flatnonzero((numbers != fold) & ~seen))
-    train, val = stratified_split(rest, VAL_SHARE * folds / (folds - 1), "val", seed, least=2)
+    train, val = splits.stratified_split(rest, splits.VAL_SHARE * folds / (folds - 1), "val", seed, least=2)
     return train, val, images.subset("test", np.flatnonzero(numbers == fold))
 
 
@@ -224,7 +216,7 @@ def fold_names(folds: npt.NDArray[np.str_]) -> list[str]:
     return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
 
 
-def copies_across(images: ImageSet) -> int:
+def copies_across(images: splits.ImageSet) -> int:
     """The number of identified images that have a copy in another fold, which only the folds of a table
     separate."""
     first, names = first_of_content(images.contents), images.folds
@@ -235,7 +227,7 @@ def copies_across(images: ImageSet) -> int:
     return int((np.isin(first, contents[counts > 1]) & (names != "")).sum())
 
 
-def _of_table(images: ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]:
+def _of_table(images: splits.ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]:
     """The folds of a table, in the order of `fold_names`, (N,) from 0."""
     names = fold_names(images.folds)
     if without := int(np.isin(images.folds, ("", "-1")).sum()):
@@ -249,7 +241,7 @@ def _of_table(images: ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]
             + (f"set folds={len(names)}, or " if len(names) > 1 else "")
             + "leave the column out with columns fold="
         )
-    if divided := divided_groups(images.groups.tolist(), images.folds.tolist(), "folds"):
+    if divided := splits.divided_groups(images.groups.tolist(), images.folds.tolist(), "folds"):
         raise UserError(
             f"{place}: {divided}; correct the folds, or leave them out, so that they are drawn by group, "
             "with columns fold="
@@ -258,7 +250,7 @@ def _of_table(images: ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]
 
 
 def _drawn(
-    images: ImageSet, folds: int, seed: int, rare: Literal["reject", "train"]
+    images: splits.ImageSet, folds: int, seed: int, rare: Literal["reject", "train"]
 ) -> npt.NDArray[np.int64]:
     """The folds of images by seed, (N,) from 0; -1 for those of classes with fewer images or groups."""
     division = division_of(images)
@@ -267,7 +259,7 @@ def _drawn(
         sets = division.sets_by_class()
         few = np.flatnonzero(sets < folds)
         if rare == "reject" and len(few):
-            check_class_sizes(images, folds, f"{folds} folds")
+            splits.check_class_sizes(images, folds, f"{folds} folds")
             k, smaller = few[0], int(sets.min())
             raise UserError(
                 f"class {images.class_names[k]!r} has images in {counted(int(sets[k]), 'group')}, fewer than "

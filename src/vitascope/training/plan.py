@@ -27,19 +27,8 @@ from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.files import CheckpointError
 from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.models.weights.transfer import adapted
+from vitascope.training.options import recipes
 from vitascope.training.options.groups import UNSMOOTHED, Architecture, Classifies, Masking
-from vitascope.training.options.recipes import (
-    BUILT_IN,
-    FEW_TO_START,
-    FEW_TO_TUNE,
-    GROUP_OF,
-    NO_WEIGHTS,
-    TrainConfig,
-    check_named,
-    default_recipe,
-    flattened,
-    over_recipe,
-)
 from vitascope.training.run.run import Run
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.losses import LOSSES, Losses
@@ -72,19 +61,19 @@ class Request:
     """None leaves it to the options and the data."""
     options: Options
     """The named ones."""
-    config: TrainConfig
+    config: recipes.TrainConfig
     """The named options over the recipe, as far as it is known before the data are open."""
 
     @classmethod
-    def of(cls, config: TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> Self:
+    def of(cls, config: recipes.TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> Self:
         """A request for named options over a recipe, or over a configuration, which names all of them.
 
         Raises:
             UserError: options that contradict each other, or do nothing with the others.
         """
         if config is None:
-            named = flattened(options)
-            config = TrainConfig(**over_recipe(recipe, named))
+            named = recipes.flattened(options)
+            config = recipes.TrainConfig(**recipes.over_recipe(recipe, named))
             size = config.architecture.model or "a Vision Transformer"
             if recipe == "cnn" and config.weights is None and not size.startswith("resnet"):
                 raise UserError(
@@ -92,12 +81,12 @@ class Request:
                     "another one, or leave out the recipe"
                 )
             values = {name: config.option(name) for name in named}
-            if named.get("weights") == NO_WEIGHTS:  # not the built-in ones either
-                values["weights"] = NO_WEIGHTS
+            if named.get("weights") == recipes.NO_WEIGHTS:  # not the built-in ones either
+                values["weights"] = recipes.NO_WEIGHTS
             if "model_options" in named:
                 values["model_options"] = Architecture(model_options=named["model_options"]).model_options
         else:
-            if not isinstance(config, TrainConfig):
+            if not isinstance(config, recipes.TrainConfig):
                 raise UserError(
                     f"config must be a TrainConfig, not a {type(config).__name__}; name options: data=..."
                 )
@@ -106,8 +95,8 @@ class Request:
             config, recipe = config.replace(**options), "base"
             if any(since for since, _ in config.optimization.lengths[:1]):  # of a run that got more epochs
                 config = config.replace(lengths=())  # all in one go
-            values = {name: config.option(name) for name in GROUP_OF}
-        check_named(config, flattened(options))
+            values = {name: config.option(name) for name in recipes.GROUP_OF}
+        recipes.check_named(config, recipes.flattened(options))
         return cls(recipe=recipe, options=values, config=config)
 
     def on(self, data: str) -> Self:
@@ -133,12 +122,12 @@ class Start:
     def usual(cls, request: Request, images: int, channels: int) -> Self:
         """The start without a comparison: few colour images start from the built-in model, unless a recipe, a
         teacher, other weights or options of a new model are named. `images` are all that are given."""
-        named, recipe = request.options, request.recipe or default_recipe(request.options)
-        of_model = {name: named[name] for name in named if GROUP_OF[name] == "architecture"}
-        random = Architecture(**of_model).names_model or named.get("weights") == NO_WEIGHTS
-        few = channels == 3 and images <= FEW_TO_START
+        named, recipe = request.options, request.recipe or recipes.default_recipe(request.options)
+        of_model = {name: named[name] for name in named if recipes.GROUP_OF[name] == "architecture"}
+        random = Architecture(**of_model).names_model or named.get("weights") == recipes.NO_WEIGHTS
+        few = channels == 3 and images <= recipes.FEW_TO_START
         if request.recipe is None and recipe == "small-data" and few and not random:
-            return cls(recipe=tuned(images), weights=BUILT_IN)
+            return cls(recipe=tuned(images), weights=recipes.BUILT_IN)
         return cls(recipe=recipe, weights=request.config.weights)
 
     def over(self, request: Request) -> dict[str, Any]:
@@ -148,12 +137,12 @@ class Start:
             named["bodies"] = ()
         if self.fits_head:
             named |= {"freeze": True, "steps": 0, "epochs": None, "minutes": None}
-        return over_recipe(self.recipe or request.recipe, named)
+        return recipes.over_recipe(self.recipe or request.recipe, named)
 
 
 def tuned(images: int) -> str:
     """The recipe that tunes the built-in model on so many images."""
-    return "finetune" if images <= FEW_TO_TUNE else "small-finetune"
+    return "finetune" if images <= recipes.FEW_TO_TUNE else "small-finetune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,7 +216,7 @@ def inspect(data: Splits, weights: VisionModel | None = None, *, levels: bool = 
 class Plan:
     """What a run does."""
 
-    config: TrainConfig
+    config: recipes.TrainConfig
     """With a value for each of `DECIDED`."""
     model: ModelConfig
     chosen: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -255,7 +244,7 @@ class Plan:
         }
 
     @classmethod
-    def of_run(cls, run: Run, config: TrainConfig) -> Self:
+    def of_run(cls, run: Run, config: recipes.TrainConfig) -> Self:
         """The recorded plan of a run, with its configuration; UserError for invalid options."""
         with options_of(run.config_file):
             for name in DECIDED:
@@ -303,7 +292,7 @@ def resolve(request: Request, facts: Facts, start: Start | None = None) -> Plan:
             "training images"
         )
     return Plan(
-        config=TrainConfig(**options | decided | {"model": name}),
+        config=recipes.TrainConfig(**options | decided | {"model": name}),
         model=model,
         chosen=chosen,
         reason=str(facts),
@@ -452,7 +441,7 @@ def _check_task(options: Options, facts: Facts) -> None:
             "more steps"
         )
     if options["task"] == "masked":
-        for name, trait in traits(TrainConfig, Classifies).items():
+        for name, trait in traits(recipes.TrainConfig, Classifies).items():
             if options[name] != trait.off:
                 raise UserError(f"{name} {trait.reason}; leave it out")
     elif options["loss"] not in (None, *facts.kind.criteria):
