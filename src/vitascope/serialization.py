@@ -7,11 +7,12 @@ numbers that no float holds, references between values, tags that name types) is
 import json
 import math
 import os
+import pickle
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -21,6 +22,20 @@ from vitascope.errors import UserError
 TOO_DEEP = "it is nested too deeply"
 MAX_DIGITS = 300
 """Digits of an integer: one with more is larger than any float."""
+
+
+class RestrictedUnpickler(pickle.Unpickler):
+    """Python's unpickler for some names alone, "module.name": no other object can be reached or called."""
+
+    def __init__(self, file: IO[bytes], admitted: Collection[str], encoding: str = "ASCII") -> None:
+        super().__init__(file, encoding=encoding)
+        self._admitted = admitted
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The object of a name; an UnpicklingError for one that is not admitted."""
+        if f"{module}.{name}" not in self._admitted:
+            raise pickle.UnpicklingError(f"the pickle refers to {f'{module}.{name}'[:200]!r}")
+        return super().find_class(module, name)
 
 
 @contextmanager

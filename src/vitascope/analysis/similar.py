@@ -230,7 +230,10 @@ def similar(
     reuse_freed_memory()
     texts, both = cast("Sequence[str]", pictures), None
     if words:
-        both = _opened_with_words(cast("str", model), texts, compute.device)
+        try:
+            both = ImagesAndWords(cast("str", model), device=compute.device)
+        except CheckpointError as error:
+            raise UserError(f"{printable(texts[0], 80)!r}: no such file; as words: {error}") from error
         model = both.model
     with left_as_it_was(model), ExitStack() as opened:
         # Before the data are opened, which may be downloaded: it may be the data that were given first.
@@ -286,13 +289,6 @@ def _are_words(model: embed.Model, pictures: Sequence[ImageSource]) -> bool:
         and 0 < len(texts) == len(pictures)
         and not any(os.path.exists(text) or os.sep in text or Path(text).suffix for text in texts)
     )
-
-
-def _opened_with_words(ref: str | os.PathLike[str], words: Sequence[str], device: str) -> ImagesAndWords:
-    try:
-        return ImagesAndWords(ref, device=device)
-    except CheckpointError as error:
-        raise UserError(f"{printable(words[0], 80)!r}: no such file; as words: {error}") from error
 
 
 def _check_pictures(pictures: Sequence[ImageSource]) -> None:

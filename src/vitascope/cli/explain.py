@@ -305,8 +305,7 @@ def is_picture(word: str) -> bool:
 
 
 def labelled_test_images(ref: str) -> dict[str, Any]:
-    """Some test images of a run, or the samples of a built-in model, with their classes, as arguments of
-    `explain.draw`."""
+    """Test images of a run, or samples of a built-in model, with classes, as arguments of `explain.draw`."""
     from vitascope.analysis.explain.inputs import chosen_pictures
     from vitascope.data.samples import PHOTOS
 

@@ -142,8 +142,7 @@ class Decisions:
         return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, *of_parts, note))
 
     def settle(self, names: Sequence[str], contents: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-        """Whether a person has looked at each of N images and kept or relabelled it, (N,); `names` are
-        `decided_names`."""
+        """Whether each of N images, by `decided_names`, was looked at and kept or relabelled, (N,)."""
         keys = zip(names, map(bytes.decode, contents.tolist()), strict=True)
         return np.array(
             [self.by_image.get(key, ("", ""))[0] in ("keep", "relabel") for key in keys], np.bool_

@@ -217,8 +217,7 @@ def fold_names(folds: npt.NDArray[np.str_]) -> list[str]:
 
 
 def copies_across(images: splits.ImageSet) -> int:
-    """The number of identified images that have a copy in another fold, which only the folds of a table
-    separate."""
+    """Identified images that have a copy in another fold, which only the folds of a table separate."""
     first, names = first_of_content(images.contents), images.folds
     pairs = np.unique(
         np.stack([first, np.unique(names, return_inverse=True)[1]], axis=1)[names != ""], axis=0

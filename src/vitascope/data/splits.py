@@ -45,8 +45,7 @@ class LazySources(Sequence[Encoded]):
         """Some of the images, in the order given."""
 
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
-        """The images of an epoch in orders that different machines can read; one order where images are not
-        in shards."""
+        """The images of an epoch in orders for different machines; one order where they are not in shards."""
         return [epoch_order(seed, epoch, len(self))]
 
     @property
@@ -184,8 +183,7 @@ class Splits:
 
     @property
     def measured(self) -> ImageSet:
-        """The images to measure the finished model on; without any, each training image is measured by the
-        model of a fold."""
+        """The images to measure the finished model on; without any, each by the model of a fold."""
         if self.test is not None:
             return self.test
         return self.val if len(self.val) else dataclasses.replace(self.train, name=OUT_OF_FOLD)
@@ -197,8 +195,7 @@ class Splits:
         return {name: images for name, images in given.items() if images is not None}
 
     def with_unlabelled(self, more: Sequence[ImageSet]) -> Self:
-        """These images and others to train on, all without labels; those of a group of `val` or `test` are
-        unused."""
+        """These and more images to train on, without labels; groups of `val` or `test` are unused."""
         held = {group for name in self.parts.keys() - {"train"} for group in self.parts[name].groups.tolist()}
         some = [
             images.subset("train", np.flatnonzero(~np.isin(images.groups, list(held)))) if held else images

@@ -184,8 +184,7 @@ class Targets(ABC):
         return self.relabelled(self.names(), class_names)
 
     def relabelled(self, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
-        """The same images with these names of their classes; what is unknown of images whose names stay the
-        same remains unknown."""
+        """The images with other names of their classes; where these stay, what is unknown remains so."""
         return self.of_names(names, class_names)
 
     @abstractmethod
@@ -321,8 +320,7 @@ class Targets(ABC):
 
     @abstractmethod
     def confused(self, answers: npt.NDArray[Any], count: int) -> list[ClassPair]:
-        """At most `count` pairs of a class that images have and one that is predicted instead, the most
-        frequent first."""
+        """At most `count` pairs of an image's class and one predicted instead, the most frequent first."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -46,8 +46,7 @@ MAX_RESIZED = 1 << 26
 LONGEST_SHOWN = 768
 """Longer side of a picture to look at, in pixels."""
 MOST_OBLONG = 3
-"""Proportions up to which all of a picture is shown; of a longer strip only the model's part is large enough
-to see."""
+"""Proportions up to which all of a picture is shown; of a longer strip only the model's part is large."""
 
 
 class Framed(NamedTuple):

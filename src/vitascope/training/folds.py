@@ -109,8 +109,7 @@ def _train_members(
     begin: Callable[[TrainConfig], object],
     resume: Callable[[Run], object],
 ) -> None:
-    """Train the runs of the folds with these names, or finish them, one after another; they share the minutes
-    of `config`."""
+    """Train or finish the runs of these folds, one after another; they share the minutes of `config`."""
     minutes = config.optimization.minutes
     if minutes is not None:
         config = config.replace(minutes=minutes / len(run.members))

@@ -433,8 +433,7 @@ DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")
 
 
 def _check_task(options: Options, facts: Facts) -> None:
-    """Reject options of the other task, a loss of other labels, a fitted head with class weights, and a
-    frozen body of random features."""
+    """Reject options of another task or kind of labels, weights of a fitted head, a frozen random body."""
     if options["steps"] == 0 and (options["class_weights"] or options["sampling"] == "balanced"):
         raise UserError(
             "steps=0 fits a head that counts all images alike: leave out class_weights and sampling, or set "

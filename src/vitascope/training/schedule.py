@@ -47,8 +47,7 @@ class Schedule:
     def of(
         cls, options: Optimization, batch_size: int, steps_per_epoch: int, *, epochs_per_validation: int = 1
     ) -> Self:
-        """The schedule of recorded `lengths`, of `steps`, or of `epochs`; with `minutes`, of one step, until
-        the speed is measured."""
+        """The schedule of recorded `lengths`, `steps` or `epochs`; of `minutes`, one step until measured."""
         steps = options.steps
         if steps is None:
             steps = (options.epochs or 0) * steps_per_epoch or 1

@@ -287,8 +287,7 @@ def _draw_evidence(axes: Axes, evidence: "Evidence") -> None:
 def draw_explanations(
     picture: Picture, heatmaps: Mapping[str, FloatArray], title: str, notes: Mapping[str, str] | None = None
 ) -> Figure:
-    """A picture, and the same picture under each heatmap (gh, gw), by the method's name, with a note across
-    those that have one."""
+    """A picture, and the same under each heatmap (gh, gw), by the method's name, some with a note across."""
     panels = {"picture": dimmed(picture)}
     panels |= {name: overlay(picture.enlarged(), heatmap) for name, heatmap in heatmaps.items()}
     rows = math.ceil(len(panels) / 4)

@@ -234,6 +234,5 @@ def class_examples(targets: Targets, probabilities: Probabilities, count: int = 
 
 
 def confused(targets: Targets, probabilities: Probabilities, count: int = 10) -> list[ClassPair]:
-    """At most `count` pairs of a class of images and the class that is predicted instead, the most frequent
-    first."""
+    """At most `count` pairs of a class and one that is predicted instead, the most frequent first."""
     return targets.confused(targets.answers(probabilities), count)

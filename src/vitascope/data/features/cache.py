@@ -249,8 +249,7 @@ def _checksum(contents: Contents, features: Features) -> int:
 
 
 def _open_chunk(path: Path) -> _Chunk | None:
-    """A file of this folder's key with its contents; None for one of another key, one that is damaged, or one
-    that is gone meanwhile."""
+    """A file of this folder's key with its contents; None for another key's, a damaged or a missing one."""
     try:
         with open(path, "rb") as file:
             start = 8 + int.from_bytes(

@@ -133,8 +133,7 @@ def beside(out: Path) -> Path:
 
 
 def write_embeddings(out: Path, parts: Iterable[Part], total: int, made: Mapping[str, Any]) -> int:
-    """Write a new file from parts with `total` images at most, and return their number; the file is whole or
-    absent."""
+    """Write a new file from parts, `total` images at most; returns their number. It is whole or absent."""
     writer = {".npz": _write_npz, ".npy": _write_npy, ".parquet": _write_parquet}[out.suffix]
     return writer(out, _with_room(out, parts, total), dict(made))
 

@@ -313,8 +313,7 @@ class TorchEngine(Engine):
         return resolve_precision(self.precision, self.config, self.device, batch_size, training=False)
 
     def _prepared(self, pixels: Tensor, batch_size: int | None = None) -> tuple[VisionModel, Tensor]:
-        """The model in the precision for this batch, or for one of `batch_size`, and the normalized batch in
-        the same precision."""
+        """The model in the precision for this batch or `batch_size`, and the batch, normalized, in it too."""
         dtype = self._dtype(len(pixels) if batch_size is None else batch_size)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
             self._in_dtype[dtype] = predicting_copy(self.model, dtype)

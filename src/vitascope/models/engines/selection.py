@@ -72,8 +72,7 @@ class ClassSelection(CheckedFields):
     """Share of pictures such as those of the training that pass as familiar. None means `FAMILIAR`."""
 
     def check(self, engine: Engine) -> None:
-        """Reject a threshold for a model that predicts one class per image, and rates for one that was not
-        calibrated."""
+        """Reject a threshold where one class is predicted, and rates for a model without calibration."""
         if engine.sets is None:
             if self.coverage is not None or self.familiar is not None:
                 reason = "was not calibrated" if engine.views == 1 else "is calibrated on one view at most"

@@ -116,8 +116,7 @@ def to_resume(run: Path) -> str:
 
 
 def remove_checkpoints(run: Path, *, keep_state: bool = False) -> None:
-    """Remove the checkpoints of a finished run, perhaps but the newest, and the models beside them; other
-    files stay."""
+    """Remove a finished run's checkpoints, perhaps but the newest, and the models beside; others stay."""
     folder = run / CHECKPOINTS
     models = [folder / name for name in ("start", "last", "best") if (folder / name).is_dir()]
     kept = checkpoints(run)[-1:] if keep_state else []

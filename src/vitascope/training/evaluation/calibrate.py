@@ -149,8 +149,7 @@ def trust_of(
 
 
 def novelties_of(engine: TorchEngine, likeness: Likeness | None) -> list[novelty.Novelty]:
-    """How often classes that are left out, and pictures of other kinds, are unfamiliar; none for too few
-    images."""
+    """How often left-out classes and other kinds of pictures are unfamiliar; none for too few images."""
     if likeness is None or not likeness.differs or not novelty.enough_usual(len(likeness.labels)):
         return []
     names, usual = engine.class_names, likeness.nearest

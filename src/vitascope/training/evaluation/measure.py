@@ -154,8 +154,7 @@ def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) 
 def features_of_images(
     engine: Engine, batches: Loader, gather: Callable[[Any], list[Any]] = lambda part: [part]
 ) -> tuple[Tensor, npt.NDArray[Any]]:
-    """The features (N, D) of every readable image of a split, float32 on the CPU, and their labels;
-    `gather` as of `measure`."""
+    """The features (N, D) of a split's readable images, float32 on the CPU, and labels; `gather` as there."""
     computed = [(engine.features(batch.pixels)[0], batch.indices) for batch in batches.epoch()]
     parts = gather([(features.cpu(), indices) for features, indices in computed])
     rows = [batch for part in parts for batch in part if len(batch[-1])]

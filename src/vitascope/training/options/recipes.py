@@ -485,8 +485,7 @@ def merged_options(base: Mapping[str, Any], named: Mapping[str, Any]) -> dict[st
 
 
 def default_recipe(options: Mapping[str, Any]) -> str:
-    """The recipe that the task, the weights, the teacher, the data and the model among named options call
-    for."""
+    """The recipe for the task, weights, teacher, data and model among named options."""
     if options.get("task") == "masked":
         return "mae" if options.get("target") == "mae" else "masked"
     if options.get("lora") is not None:

@@ -515,8 +515,7 @@ class Run:
         return RunData(restored.as_recorded(), restored, "; ".join(notes))
 
     def _place(self, recorded: str, record: SplitRecord) -> tuple[str, list[str]]:
-        """Where the run's data are, and a line if there are others: beside the run, as when it began, else in
-        the recorded place."""
+        """Where the data are, and a line if there are others: beside the run as then, else as recorded."""
         beside = Path(os.path.normpath(self.path.absolute() / record.place))
         first = Path(recorded).expanduser()
         if not record.place or not os.path.exists(beside):  # also where the name is too long for a path

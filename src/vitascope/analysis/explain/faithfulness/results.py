@@ -58,8 +58,7 @@ class OrderAgreement:
     """Kendall's rank correlation, from -1 to 1: the share of pairs of methods in the same order minus that
     of pairs in the opposite one."""
     swapped: tuple[tuple[str, str], ...]
-    """Pairs of which the first is better by one imputation and worse by the other, both beyond the intervals
-    of the paired differences."""
+    """Pairs that the two imputations order differently, both beyond the intervals of the differences."""
 
     @classmethod
     def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> Self:

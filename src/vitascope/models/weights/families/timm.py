@@ -348,8 +348,7 @@ def _fits(source: Source) -> bool:
 
 
 def given_arguments(source: Source, known: re.Pattern[str]) -> Mapping[str, Any]:
-    """`model_args`: the arguments of timm's constructor beside those of the architecture; rejects others than
-    the `known` ones."""
+    """`model_args`: arguments of timm's constructor beside the architecture's; rejects unknown ones."""
     if source.config:
         args = dict(_section(source, "model_args"))
     else:  # the arguments that timm's training script saved

@@ -188,8 +188,7 @@ class TimmEva(timm.TimmModule):
         return source
 
     def before_writing(self, state: State, config: ViTConfig) -> State:
-        """Pairs of channels as timm rotates them, side by side but in DINOv3; beside a norm, two matrices for
-        gate and values."""
+        """Pairs of channels as timm rotates them, side by side but in DINOv3; two matrices beside a norm."""
         state = dict(state)
         if config.block.mlp == "swiglu" and config.norms.inner_norm != "none":
             split_gates(state)
