@@ -294,7 +294,6 @@ class Next:
         exit_if_left_out(found.images, found.unreadable)
 
     def _write(self, out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The paths, or tasks for Label Studio."""
         paths = [row["image"] for row in rows]
         tasks = [{"data": {"image": row["image"], "reason": row["reason"]}} for row in rows]
         text = json.dumps(tasks, indent=1) if out.suffix == ".json" else "\n".join(paths)

@@ -151,7 +151,6 @@ class Loader:
     def _moved(
         self, part: tuple[npt.NDArray[np.int64], "Pixels | None", npt.NDArray[np.int64]]
     ) -> tuple[Tensor, Tensor]:
-        """The pixels of images, and their targets, on the device."""
         indices, pixels, read = part
         images = indices % len(self.images)
         targets = to_device(self._labels[images], self.device)

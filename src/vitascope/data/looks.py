@@ -69,7 +69,6 @@ def _measured(source: decoding.ImageSource, formats: Mapping[str, str]) -> dict[
 
 
 def _look(source: decoding.ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
-    """The columns of a picture."""
     image = decoding.open_image(source)
     file_bytes, pages, exif = _file_bytes(image), decoding.page_count(image), image.getexif()
     orientation = exif.get(ExifTags.Base.Orientation, _UPRIGHT)

@@ -179,8 +179,6 @@ def _member(name: str, content: bytes) -> bytes:
 
 
 class _Tar:
-    """A shard that is being written."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = len(_END)

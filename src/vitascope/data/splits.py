@@ -448,7 +448,6 @@ def check_known_classes(found: Sequence[str], known: Sequence[str], where: str) 
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of some class names."""
     return printable(", ".join(names[:5]) + (", ..." if len(names) > 5 else ""), 500)
 
 

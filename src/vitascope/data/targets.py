@@ -573,7 +573,6 @@ class ClassSets(Targets):
 
     @classmethod
     def _of_rows(cls, rows: Sequence[Sequence[int]], class_names: tuple[str, ...]) -> Self:
-        """The targets with these indices of each image's classes."""
         labels = np.zeros((len(rows), len(class_names)), dtype=np.bool_)
         labels[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), list(chain(*rows))] = True
         return cls(labels, class_names)

@@ -172,12 +172,10 @@ class Preprocess:
 
     @property
     def _fill(self) -> int | tuple[int, ...]:
-        """`border` as Pillow takes it."""
         return self.border if self.channels > 1 else self.border[0]
 
     @property
     def _filter(self) -> Image.Resampling:
-        """`interpolation` as Pillow takes it."""
         return Image.Resampling[self.interpolation.upper()]
 
     def pixels(self, source: ImageSource) -> Pixels:

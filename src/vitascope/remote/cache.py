@@ -224,7 +224,6 @@ def _lock(path: Path, kind: str) -> Iterator[None]:
 
 
 def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
-    """Some bytes of a block."""
     path = _path_of(object, str(number))
     whole = min(BLOCK, object.size - number * BLOCK)
     if (content := _read_block(path, whole, start, size)) is not None:

@@ -302,7 +302,6 @@ class Trainer:
             self.best_weights.write()
 
     def _loop(self, progress: Progress, stop: Stop) -> None:
-        """All steps, with validations and checkpoints."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
         if self.step > self.validated and self.schedule.validates(self.step):  # where a signal stopped it
@@ -350,7 +349,6 @@ class Trainer:
             )
 
     def _stop(self, signum: int, cause: BaseException | None = None) -> NoReturn:
-        """Save a checkpoint and raise `Interrupted`."""
         self.exchange.forget()
         self.save()
         self.checkpoint_writer.wait()
@@ -366,7 +364,6 @@ class Trainer:
             self._plan(progress)
 
     def _plan(self, progress: Progress) -> None:
-        """Tell the progress what is left."""
         schedule = self.schedule
         total = self._images_until(schedule.total(self.step))
         left = None if self.budget is None else self.budget.seconds - self.seconds

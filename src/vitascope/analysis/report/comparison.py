@@ -331,7 +331,6 @@ def _differences(records: Sequence[Mapping[str, Any]], left_out: set[str]) -> di
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are set."""
     return {name: value for name, value in options.items() if value not in (None, [], {})}
 
 

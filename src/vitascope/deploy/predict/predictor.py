@@ -376,8 +376,7 @@ class Predictor:
     def _described(
         self, batch: PictureBatch[Any], answers: Sequence[Tensor], selection: ClassSelection
     ) -> Iterator[ImageResult]:
-        """The result of each picture, from the probabilities (m, K) of the readable ones, which their
-        familiarity (m,) follows if the model knows it."""
+        """The result of each picture, from the readable ones' probabilities (m, K), and familiarity (m,)."""
         predicted: Iterator[tuple[Any, ...]] = iter(())
         if answers:
             probabilities, *known = answers
@@ -432,7 +431,6 @@ def _counting_pages(files: Iterable[ImageFile]) -> Iterator[ImageFile]:
 
 
 def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:
-    """The images of one place."""
     if is_table(place) and url_name(place):
         raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
     if (stored := stored_images(place)) is not None:

@@ -295,8 +295,7 @@ def check_setting(source: Source, name: str, value: object, choices: Iterable[st
 
 
 def outputs_options(source: Source) -> dict[str, Any]:
-    """The options `outputs` and `thresholds`, from transformers' `problem_type` and from our own fields in a
-    `config.json`; rejects a regression."""
+    """Options `outputs` and `thresholds`, from `problem_type` and our own fields; rejects a regression."""
     own = {name: source.config[name] for name in ("outputs", "thresholds") if name in source.config}
     problem = source.config.get("problem_type")
     if problem is not None:

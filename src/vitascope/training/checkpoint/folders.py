@@ -205,7 +205,6 @@ def _begin(folder: Path) -> Path | None:
 def _commit(
     aside: Path, folder: Path, step: int, state: Mapping[str, Any], records: Mapping[str, FileRecord]
 ) -> None:
-    """Write state and manifest, then flush and rename the folder."""
     with _writing(folder):
         with open(aside / STATE, "wb") as file:  # by Python, which reports why a write failed
             try:

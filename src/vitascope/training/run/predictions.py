@@ -154,8 +154,7 @@ def paired(before: Predictions, after: Predictions) -> PairedMeasure:
 
 
 def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """The attributes of `Predictions` from the arrays of a file; a ValueError for one of another shape or
-    kind. The archive has checksums of its own."""
+    """The attributes of `Predictions` from a file's arrays; a ValueError for another shape or kind."""
     several = "labels" in stored and stored["labels"].dtype == np.bool_
     arrays: dict[str, Any] = {}
     lengths: dict[str, int] = {}
