@@ -29,6 +29,7 @@ from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.models.weights.transfer import adapted
 from vitascope.training.options import recipes
 from vitascope.training.options.groups import UNSMOOTHED, Architecture, Classifies, Masking
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.losses import LOSSES, Losses
@@ -61,11 +62,11 @@ class Request:
     """None leaves it to the options and the data."""
     options: Options
     """The named ones."""
-    config: recipes.TrainConfig
+    config: TrainConfig
     """The named options over the recipe, as far as it is known before the data are open."""
 
     @classmethod
-    def of(cls, config: recipes.TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> Self:
+    def of(cls, config: TrainConfig | None, recipe: str | None, options: Mapping[str, Any]) -> Self:
         """A request for named options over a recipe, or over a configuration, which names all of them.
 
         Raises:
@@ -73,7 +74,7 @@ class Request:
         """
         if config is None:
             named = recipes.flattened(options)
-            config = recipes.TrainConfig(**recipes.over_recipe(recipe, named))
+            config = TrainConfig(**recipes.over_recipe(recipe, named))
             size = config.architecture.model or "a Vision Transformer"
             if recipe == "cnn" and config.weights is None and not size.startswith("resnet"):
                 raise UserError(
@@ -86,7 +87,7 @@ class Request:
             if "model_options" in named:
                 values["model_options"] = Architecture(model_options=named["model_options"]).model_options
         else:
-            if not isinstance(config, recipes.TrainConfig):
+            if not isinstance(config, TrainConfig):
                 raise UserError(
                     f"config must be a TrainConfig, not a {type(config).__name__}; name options: data=..."
                 )
@@ -216,7 +217,7 @@ def inspect(data: Splits, weights: VisionModel | None = None, *, levels: bool = 
 class Plan:
     """What a run does."""
 
-    config: recipes.TrainConfig
+    config: TrainConfig
     """With a value for each of `DECIDED`."""
     model: ModelConfig
     chosen: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -244,7 +245,7 @@ class Plan:
         }
 
     @classmethod
-    def of_run(cls, run: Run, config: recipes.TrainConfig) -> Self:
+    def of_run(cls, run: Run, config: TrainConfig) -> Self:
         """The recorded plan of a run, with its configuration; UserError for invalid options."""
         with options_of(run.config_file):
             for name in DECIDED:
@@ -292,7 +293,7 @@ def resolve(request: Request, facts: Facts, start: Start | None = None) -> Plan:
             "training images"
         )
     return Plan(
-        config=recipes.TrainConfig(**options | decided | {"model": name}),
+        config=TrainConfig(**options | decided | {"model": name}),
         model=model,
         chosen=chosen,
         reason=str(facts),
@@ -440,7 +441,7 @@ def _check_task(options: Options, facts: Facts) -> None:
             "more steps"
         )
     if options["task"] == "masked":
-        for name, trait in traits(recipes.TrainConfig, Classifies).items():
+        for name, trait in traits(TrainConfig, Classifies).items():
             if options[name] != trait.off:
                 raise UserError(f"{name} {trait.reason}; leave it out")
     elif options["loss"] not in (None, *facts.kind.criteria):
