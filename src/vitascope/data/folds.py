@@ -122,9 +122,8 @@ def _dealt(
         generator: of the order.
     """
     sizes = np.bincount(sets)  # (G,)
-    counts = np.column_stack(
-        [splits.counts_by_set(labels, sets), sizes]
-    )  # (G, K + 1), the last of all images
+    by_class = splits.counts_by_set(labels, sets)
+    counts = np.column_stack([by_class, sizes])  # (G, K + 1), the last of all images
     totals, in_several = counts.sum(axis=0), (counts > 0).sum(axis=0) > 1
     rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1)  # (G,)
     order = np.lexsort((generator.permutation(len(sizes)), -sizes, rarest))
