@@ -225,9 +225,8 @@ class Preprocess:
         # pixels of the model's size in each direction. On photographs of 12 million pixels that is two to
         # four times as fast, and changes values by 0.2 of 255 on average.
         with decoding.image_errors(source):
-            image = decoding.open_image(
-                decoding.encoded_bytes(source) or source
-            )  # faster than reading in Pillow's steps
+            content = decoding.encoded_bytes(source)  # faster than reading in Pillow's steps
+            image = decoding.open_image(content or source)
             lying = self.exif_orientation and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
             width, height = image.size[::-1] if lying else image.size
             box = choose(width, height)
