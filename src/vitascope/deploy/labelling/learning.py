@@ -37,14 +37,14 @@ def learn_from(session: Session, body: Model, compute: Compute) -> list[threadin
         except BaseException as error:  # noqa: BLE001 - raised where the end is awaited
             session.stop(error)
 
-    works = (lambda: read_features(session, body, compute), lambda: follow_labels(session))
+    works = (lambda: follow_pictures(session, body, compute), lambda: follow_labels(session))
     threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
     for thread in threads:
         thread.start()
     return threads
 
 
-def read_features(session: Session, body: Model, compute: Compute) -> None:
+def follow_pictures(session: Session, body: Model, compute: Compute) -> None:
     """Read the features of all pictures in random order, so that those of any share are typical of all; then
     find near-copies."""
     engine = as_engine(body, precision=compute.precision, device=compute.device)
