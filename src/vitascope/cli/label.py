@@ -1,7 +1,5 @@
 """`vitascope label`: from a folder of pictures to labels and a classifier, in the browser."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import suppress
 from pathlib import Path

@@ -47,7 +47,7 @@ def fitted(session: Session, acceptances: dict[str, list[int]], suspects: tuple[
         probabilities=np.tile(np.float32([0.9, 0.1]), (len(known), 1)),
         score=None,
         reason="too few",
-        confused=SimpleNamespace(label="cat", said="dog", count=3),
+        confused=("cat", "dog", 3),
         acceptances=offers,
         suspects=[SimpleNamespace(image=row) for row in suspects],
     )

@@ -5,8 +5,6 @@ right about these more often, or less, than about others. So only pictures that 
 by answers of classifiers that did not see them, and they have no effect on what is chosen.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 
@@ -37,15 +35,6 @@ FOLDS, MANY = 10, 1000
 """With few labels, a classifier of four fifths of them is worse. From `MANY` on, half the folds do."""
 LEAST = 0.9
 """Answers are accepted if the lower limit of their share of right ones is at least this."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ConfusedClasses:
-    """The class `label` of pictures for which the classifier most often said another one."""
-
-    label: str
-    said: str
-    count: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +68,8 @@ class LabelFit:
         folds: the fold of each labelled picture, int64 (n,).
         score: by the pictures that judge; None where there is a reason.
         reason: why there is no score, or which classes it leaves out; else empty.
-        confused: the classes that are confused most often out of fold; None without a mistake.
+        confused: a class and the one that is said instead of it most often, out of fold, and how often; None
+            without a mistake.
         acceptances: by class; none for several classes per picture.
         suspects: the labels that contradict the classifier, the least probable one first; `image` is a row
             of the N pictures.
@@ -91,7 +81,7 @@ class LabelFit:
     folds: Integers | None = None
     score: Score | None = None
     reason: str = ""
-    confused: ConfusedClasses | None = None
+    confused: tuple[str, str, int] | None = None
     acceptances: tuple[Acceptance, ...] = ()
     suspects: tuple[Suspect, ...] = ()
 
@@ -140,7 +130,7 @@ def fit_labels(
     score, reason = _score(labels, held_out, judging & measured, alone)
     truth, answers, given = labels.take(np.flatnonzero(measured)), held_out[measured], np.argsort(order)
     pairs, names = truth.confused(truth.answers(answers), 1), truth.class_names
-    confused = [ConfusedClasses(names[pair.first], names[pair.second], pair.count) for pair in pairs]
+    confused = [(names[pair.first], names[pair.second], pair.count) for pair in pairs]
     free = np.ones(len(features), np.bool_) if taken is None else ~taken
     free[rows] = False
     return LabelFit(

@@ -1,7 +1,5 @@
 """`labelling`: the data, the table and its lock, the session and the server of `vitascope label`."""
 
-from __future__ import annotations
-
 import os
 import threading
 import webbrowser
@@ -57,9 +55,7 @@ def labelling(
 
 def serve_session(server: LabelServer, body: str, compute: Compute, *, in_browser: bool) -> None:
     """Serve until the session ends; raises the error of a thread that has ended it."""
-    from vitascope.deploy.labelling.learning import (
-        learn_from,
-    )  # torch comes while the first pictures are shown
+    from vitascope.deploy.labelling.learning import learn_from  # while the first pictures are shown
 
     serving = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     serving.start()

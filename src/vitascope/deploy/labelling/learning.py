@@ -1,7 +1,5 @@
 """The two threads of a session: one reads features, the other fits the classifier and chooses pictures."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The local server of `vitascope label`: Python's own, for one person on this machine."""
 
-from __future__ import annotations
-
 import hmac
 import io
 import json
@@ -74,7 +72,7 @@ class LabelServer(ThreadingHTTPServer):
 class _Requests(BaseHTTPRequestHandler):
     """The requests of one connection."""
 
-    server: LabelServer
+    server: "LabelServer"
     protocol_version = "HTTP/1.1"
     timeout = 60
 

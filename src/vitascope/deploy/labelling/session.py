@@ -4,8 +4,6 @@ Requests call the methods, and two threads: one reads the features of the pictur
 classifier to the labels and chooses the next pictures. Both publish under one lock.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -27,7 +25,6 @@ from vitascope.models.decoding import ImageSource
 
 if TYPE_CHECKING:
     from vitascope.analysis.labelling.fit import Acceptance, LabelFit
-    from vitascope.analysis.probing.curve import Forecast
 
 Labels = Mapping[int, tuple[str, ...] | None]
 """By the number of the picture; None takes the label away."""
@@ -278,7 +275,7 @@ class Session:
             if number not in self.unreadable and (label is None or checked):
                 yield number, reason
 
-    def _offers(self) -> list[tuple[Acceptance, list[int]]]:
+    def _offers(self) -> "list[tuple[Acceptance, list[int]]]":
         """What the classifier is sure of: pictures that have no label yet."""
         offers = () if self.fit is None else self.fit.acceptances
         numbers = [self.fitted[offer.rows].tolist() for offer in offers]
@@ -328,11 +325,17 @@ class Session:
             "suggestion": suggestion,
         }
 
-    def _summary(self, fit: LabelFit) -> dict[str, Any]:
+    def _summary(self, fit: "LabelFit") -> dict[str, Any]:
         """A classifier as values of JSON."""
         value, low, high = (None, None, None) if fit.score is None else fit.score.value_and_limits
         offers = [
-            {"label": offer.label, "count": len(numbers), **_limits(offer)}
+            {
+                "label": offer.label,
+                "count": len(numbers),
+                "value": offer.value,
+                "low": offer.low,
+                "high": offer.high,
+            }
             for offer, numbers in self._offers()
             if numbers
         ]
@@ -341,11 +344,6 @@ class Session:
             "labels": self.fit_labels,
             "measure": self.table.kind.measure,
             **{"value": value, "low": low, "high": high, "reason": fit.reason},
-            "forecast": None,
-            "confused": fit.confused and vars(fit.confused),
+            "confused": fit.confused and dict(zip(("label", "said", "count"), fit.confused, strict=True)),
             "acceptances": offers,
         }
-
-
-def _limits(shares: Acceptance | Forecast) -> dict[str, float]:
-    return {"value": shares.value, "low": shares.low, "high": shares.high}
