@@ -327,15 +327,10 @@ class Session:
 
     def _summary(self, fit: "LabelFit") -> dict[str, Any]:
         """A classifier as values of JSON."""
-        value, low, high = (None, None, None) if fit.score is None else fit.score.value_and_limits
+        shares = ("value", "low", "high")
+        limits = (None,) * 3 if fit.score is None else fit.score.value_and_limits
         offers = [
-            {
-                "label": offer.label,
-                "count": len(numbers),
-                "value": offer.value,
-                "low": offer.low,
-                "high": offer.high,
-            }
+            {"label": offer.label, "count": len(numbers), **{name: getattr(offer, name) for name in shares}}
             for offer, numbers in self._offers()
             if numbers
         ]
@@ -343,7 +338,8 @@ class Session:
             "number": self.fit_number,
             "labels": self.fit_labels,
             "measure": self.table.kind.measure,
-            **{"value": value, "low": low, "high": high, "reason": fit.reason},
+            **dict(zip(shares, limits, strict=True)),
+            "reason": fit.reason,
             "confused": fit.confused and dict(zip(("label", "said", "count"), fit.confused, strict=True)),
             "acceptances": offers,
         }
