@@ -36,6 +36,9 @@ UNDONE = 1000
 class Session:
     """The pictures, numbered from 0, and what is known of them.
 
+    What changes labels raises a `UserError`, and then nothing has changed: for an unknown picture or view, an
+    impossible name of a class, a classifier that is another one by now, a table that cannot be read or written.
+
     Attributes:
         names: of the N pictures, as the user reads them.
         sources: of the pictures.
@@ -82,11 +85,7 @@ class Session:
         self._steps: list[tuple[str, dict[str, PictureLabel | None]]] = []
 
     def begin(self, given: Mapping[int, tuple[str, ...]]) -> None:
-        """Continue the table, or begin it with the labels that the data have.
-
-        Raises:
-            UserError: an impossible name of a class; the table cannot be written.
-        """
+        """Continue the table, or begin it with the labels that the data have."""
         with self.publishing():
             if moved := self.table.moved(self.places):
                 self.notes.append(f"{counted(moved, 'label')} of pictures that have moved")
@@ -138,11 +137,7 @@ class Session:
             raise self.failure
 
     def pictures(self, view: str, count: int, label: str = "") -> dict[str, Any]:
-        """The first pictures of a view: `next`, `doubtful`, `suspects` or `labelled`.
-
-        Raises:
-            UserError: no such view.
-        """
+        """The first pictures of a view: `next`, `doubtful`, `suspects` or `labelled`."""
         with self.lock:
             if view == "next":
                 asked = {"labels": None, "source": ""}  # also of an accepted one that is to be looked at
@@ -154,11 +149,7 @@ class Session:
             return {"pictures": [self._picture(number) for number in numbers[:count]], "total": len(numbers)}
 
     def decide(self, labels: Labels, source: Source = "looked") -> None:
-        """Save labels; after a failure nothing has changed.
-
-        Raises:
-            UserError: no such picture, an impossible name, a table that cannot be read or written.
-        """
+        """Save labels."""
         with self.publishing():
             for number in labels:
                 if not 0 <= number < len(self.names) or number in self.unreadable:
@@ -178,11 +169,7 @@ class Session:
             self._steps.append((f"skipped ({counted(len(numbers), 'picture')})", before))
 
     def undo(self) -> list[int]:
-        """Take the last step back; the numbers of its pictures.
-
-        Raises:
-            UserError: as `decide`.
-        """
+        """Take the last step back; the numbers of its pictures."""
         with self.publishing():
             _, before = self._steps[-1] if self._steps else ("", {})
             self.table.record(before)
@@ -193,20 +180,12 @@ class Session:
             return numbers
 
     def add_class(self, name: str) -> None:
-        """Add a class without pictures.
-
-        Raises:
-            UserError: an impossible name.
-        """
+        """Add a class without pictures."""
         with self.publishing():
             self._name_classes(*self.table.label((name,), self.classes, "looked").names)
 
     def accept(self, label: str, fit: int) -> None:
-        """Label all that the classifier is sure of.
-
-        Raises:
-            UserError: the classifier is another one now; as `decide`.
-        """
+        """Label all that the classifier is sure of."""
         with self.lock:
             if fit != self.fit_number:
                 raise UserError("the classifier has learned more meanwhile: look at its new offer")

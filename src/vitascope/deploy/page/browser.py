@@ -1,7 +1,5 @@
 """A headless Chromium, Chrome or Edge that evaluates JavaScript in a page, by Playwright."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +26,7 @@ class MissingBrowserError(UserError):
 
 
 @contextmanager
-def launched(program: str | None = None) -> Iterator[Browser]:
+def launched(program: str | None = None) -> "Iterator[Browser]":
     """A headless browser, which ends afterwards. Until then, `asyncio.run` does not work in this thread.
 
     Args:
@@ -55,7 +53,7 @@ def launched(program: str | None = None) -> Iterator[Browser]:
         raise BrowserError(f"the page failed in the browser: {error.message.splitlines()[0]}") from error
 
 
-def first_launched(chromium: Any) -> Browser:
+def first_launched(chromium: Any) -> "Browser":
     """The first browser of `CHANNELS` that Playwright can launch."""
     from playwright.sync_api import Error
 
@@ -76,7 +74,7 @@ class Tab:
         patience: seconds after which an answer that is still awaited is a BrowserError.
     """
 
-    def __init__(self, page: Page, name: str, patience: float) -> None:
+    def __init__(self, page: "Page", name: str, patience: float) -> None:
         self.page, self.name, self.patience = page, name, patience
         self.faults: list[str] = []
         """Errors in the console, uncaught ones, and requests over the network."""

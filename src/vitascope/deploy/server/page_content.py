@@ -1,7 +1,5 @@
 """What the explorer's page consists of: its files, and pictures to try. Needs no library of servers."""
 
-from __future__ import annotations
-
 import io
 import re
 from functools import cache
@@ -45,7 +43,7 @@ def web_files(package: str = "vitascope.deploy.server") -> dict[str, tuple[str, 
     }
 
 
-def samples_for(engine: Engine) -> list[SamplePicture]:
+def samples_for(engine: "Engine") -> list[SamplePicture]:
     """Pictures of the classes that a model knows by name; all that suit its channels if its classes have no
     names."""
     words = {word.lower() for name in engine.class_names for word in re.findall(r"[^\W_]+", name)}
