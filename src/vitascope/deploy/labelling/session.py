@@ -37,7 +37,7 @@ class Session:
     """The pictures, numbered from 0, and what is known of them.
 
     What changes labels raises a `UserError`, and then nothing has changed: for an unknown picture or view, an
-    impossible name of a class, a classifier that is another one by now, a table that cannot be read or written.
+    impossible name of a class, a classifier that is another one by now, a table that fails.
 
     Attributes:
         names: of the N pictures, as the user reads them.

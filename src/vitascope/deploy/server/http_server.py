@@ -6,6 +6,8 @@ model needs. In the routes, a rejection takes as long as a prediction of a small
 write of bytes.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import dataclasses
