@@ -28,6 +28,8 @@ ARRIVING = '<p id="arriving" class="quiet">The model is being loaded … 正在�
 """Seen until all bytes are there, because a browser starts the scripts at the end; `local.js` removes it."""
 WORKER = "worker.js"
 START = "const vitascopeModules = {}; // what each module exports\n"
+LEARNING = (("vitascope.deploy.page", "web/learn"),)
+"""The folders of the modules of a page that learns, beside the explorer's."""
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
@@ -82,13 +84,16 @@ def programs() -> list[str]:
     return [base64.b64encode(folder.joinpath(name).read_bytes()).decode() for name in names]
 
 
-def modules() -> dict[str, str]:
-    """The sources of the modules by name, each after those it imports. `local.js` replaces `server.js`."""
+def modules(*others: tuple[str, str]) -> dict[str, str]:
+    """The sources of the modules by name, each after those it imports. `local.js` replaces `server.js`, and a
+    module of `others`, folders in packages, what has its name."""
     sources = {name: content.decode() for name, (_, content) in web_files().items() if name.endswith(".js")}
-    for path in files("vitascope.deploy.page").joinpath("web").iterdir():
-        if path.name.endswith(".js"):
-            sources[path.name] = path.read_text(encoding="utf-8")
-    sources["server.js"] = sources.pop("local.js")
+    for package, folder in (("vitascope.deploy.page", "web"), *others):
+        for path in files(package).joinpath(folder).iterdir():
+            if path.name.endswith(".js"):
+                sources[path.name] = path.read_text(encoding="utf-8")
+        if "local.js" in sources:
+            sources["server.js"] = sources.pop("local.js")
     order = TopologicalSorter({name: imported(source) for name, source in sources.items()}).static_order()
     return {name: sources[name] for name in order}
 

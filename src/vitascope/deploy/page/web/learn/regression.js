@@ -1,0 +1,246 @@
+// Multinomial logistic regression, the `LogisticRegression` of training/linear/classifiers.py: the same standardized
+// features and the same objective, |W|^2 / 2 + C (sum of the losses), whose only minimum is found by L-BFGS.
+//
+// N pictures, D features, K classes; labels are numbers below K. Matrices are arrays row by row.
+
+import { dot, softmax } from "./numbers.js";
+
+const [EXACT, ROUGH] = [1e-6, 1e-3]; // the second for folds: probabilities within a few thousandths
+const MOST_STEPS = 1000;
+const MEMORY = 10; // steps that L-BFGS remembers
+const FOLDS = 5;
+const Z = 1.959964; // of 95% intervals
+export const STRENGTH = 0.1; // C: a search for it on 20 labels often ends at answers of one class
+
+/**
+ * Fit features (N, D) of pictures with labels (N): {weight (K, D), bias (K)} of raw features.
+ *
+ * The bias of a class without pictures is -Infinity.
+ */
+export function fitted(features, labels, K, strength = STRENGTH, tolerance = EXACT) {
+  const [N, D] = [labels.length, features.length / labels.length];
+  const counts = countsOf(labels, K);
+  const present = [...counts.keys()].filter((k) => counts[k]);
+  const [weight, bias] = [new Float64Array(K * D), new Float64Array(K).fill(-Infinity)];
+  if (present.length === 1) bias[present[0]] = 0;
+  if (present.length < 2) return { weight, bias };
+  const { mean, scale, X } = standardized(features, N, D);
+  const C = present.length === 2 ? strength / 2 : strength; // two weights share the penalty of one
+  const places = Int32Array.from(labels, (label) => present.indexOf(label));
+  const shares = present.map((k) => counts[k] / N);
+  const solution = solved(X, places, shares, C, tolerance);
+  present.forEach((k, place) => {
+    bias[k] = solution[present.length * D + place];
+    for (let i = 0; i < D; i++) {
+      weight[k * D + i] = solution[place * D + i] / scale[i];
+      bias[k] -= weight[k * D + i] * mean[i];
+    }
+  });
+  return { weight, bias };
+}
+
+/** The probabilities (n, K) of features (n, D). */
+export function probabilitiesOf(features, { weight, bias }) {
+  const [K, D] = [bias.length, weight.length / bias.length];
+  const p = new Float64Array((features.length / D) * K);
+  for (let from = 0, to = 0; from < features.length; from += D, to += K) rowLogits(features, from, weight, bias, p, to);
+  return softmax(p, K);
+}
+
+/** The probabilities (N, K) of labelled pictures, each by a regression of the other folds. */
+export function heldOut(features, labels, K, folds = foldsOf(labels, K)) {
+  const [N, D] = [labels.length, features.length / labels.length];
+  const found = new Float64Array(N * K);
+  for (const fold of new Set(folds)) {
+    const [out, others] = [[], []];
+    folds.forEach((other, n) => (other === fold ? out : others).push(n));
+    const map = fitted(rowsOf(features, others, D), others.map((n) => labels[n]), K, STRENGTH, ROUGH);
+    const p = others.length ? probabilitiesOf(rowsOf(features, out, D), map) : [];
+    out.forEach((n, row) => found.set(p.slice(row * K, (row + 1) * K), n * K));
+  }
+  return found;
+}
+
+/** A fold below `FOLDS` for each picture (N): the pictures of a class, in their order, in turn. */
+export function foldsOf(labels, K) {
+  const next = countsOf(labels, K).map((_, k) => k); // small classes begin in different folds
+  return Array.from(labels, (label) => next[label]++ % FOLDS);
+}
+
+/**
+ * How well probabilities (N, K) agree with the labels: {value, low, high, answers, confused}.
+ *
+ * The accuracy with Wilson's 95% interval, the class that each picture gets, and the pair of label and answer that is
+ * the most frequent error, {label, said, count}, or null.
+ */
+export function judged(probabilities, labels, K) {
+  const answers = Int32Array.from(labels, (_, n) => largest(probabilities.subarray(n * K, (n + 1) * K)));
+  const pairs = new Map();
+  for (const [n, said] of answers.entries()) {
+    if (said !== labels[n]) pairs.set(labels[n] * K + said, (pairs.get(labels[n] * K + said) ?? 0) + 1);
+  }
+  const wrong = [...pairs.values()].reduce((sum, count) => sum + count, 0);
+  const [pair, count] = [...pairs].reduce((most, each) => (each[1] > most[1] ? each : most), [0, 0]);
+  const confused = count ? { label: Math.floor(pair / K), said: pair % K, count } : null;
+  return { ...wilson(labels.length - wrong, labels.length), answers, confused };
+}
+
+/** A share with its 95% interval (Wilson 1927). */
+export function wilson(right, total) {
+  const [value, spread] = [right / total, Z ** 2 / total];
+  const centre = (value + spread / 2) / (1 + spread);
+  const half = (Z / (1 + spread)) * Math.sqrt((value * (1 - value)) / total + spread / (4 * total));
+  return { value, low: right === 0 ? 0 : centre - half, high: right === total ? 1 : centre + half };
+}
+
+/** The place of the largest number. */
+export function largest(numbers) {
+  return numbers.reduce((best, value, at) => (value > numbers[best] ? at : best), 0);
+}
+
+/** Some rows (n, D) of features. */
+export function rowsOf(features, rows, D) {
+  const found = new Float32Array(rows.length * D);
+  rows.forEach((row, place) => found.set(features.subarray(row * D, (row + 1) * D), place * D));
+  return found;
+}
+
+function countsOf(labels, K) {
+  const counts = Array(K).fill(0);
+  for (const label of labels) counts[label]++;
+  return counts;
+}
+
+/** Features as {mean (D), scale (D), X (N, D)}; a constant one has an infinite scale, and is 0. */
+function standardized(features, N, D) {
+  const [mean, scale, X] = [new Float64Array(D), new Float64Array(D), Float64Array.from(features)];
+  for (let at = 0; at < X.length; at++) mean[at % D] += X[at] / N;
+  for (let at = 0; at < X.length; at++) scale[at % D] += (X[at] -= mean[at % D]) ** 2 / N;
+  // The deviation of a constant feature may be a rounding error of its mean.
+  for (let i = 0; i < D; i++) scale[i] = Math.sqrt(scale[i]) > 1e-7 * Math.abs(mean[i]) ? Math.sqrt(scale[i]) : Infinity;
+  for (let at = 0; at < X.length; at++) X[at] /= scale[at % D];
+  return { mean, scale, X };
+}
+
+/** The weights and biases (K D + K) of standardized features X, started at the shares of the classes. */
+function solved(X, labels, shares, C, tolerance) {
+  const [N, K] = [labels.length, shares.length];
+  const D = X.length / N;
+  const curvature = (C / K) * shares.reduce((sum, share) => sum + share * (1 - share), 0);
+  const L = cholesky(hessian(X, D, curvature), D);
+  const start = new Float64Array(K * D + K);
+  shares.forEach((share, k) => (start[K * D + k] = Math.log(share)));
+
+  function loss(w) {
+    const [weight, bias, slope] = [w.subarray(0, K * D), w.subarray(K * D), w.slice().fill(0, K * D)];
+    const p = new Float64Array(K);
+    let value = dot(weight, weight) / 2;
+    for (let n = 0; n < N; n++) {
+      rowLogits(X, n * D, weight, bias, p, 0);
+      softmax(p, K);
+      value -= C * Math.log(p[labels[n]]);
+      p[labels[n]] -= 1;
+      for (let k = 0; k < K; k++) {
+        const residual = C * p[k];
+        slope[K * D + k] += residual;
+        for (let i = 0, from = n * D, to = k * D; i < D; i++) slope[to + i] += residual * X[from + i];
+      }
+    }
+    return { value, slope };
+  }
+
+  /** The gradient times the inverse of a matrix near the Hessian, in place. */
+  function conditioned(g) {
+    for (let k = 0; k < K; k++) solve(L, g.subarray(k * D, (k + 1) * D), D);
+    for (let k = K * D; k < g.length; k++) g[k] /= N * curvature;
+    return g;
+  }
+  return minimum(loss, start, conditioned, tolerance);
+}
+
+/** I + c X^T X, the lower triangle of (D, D). */
+function hessian(X, D, c) {
+  const H = new Float64Array(D * D);
+  for (let from = 0; from < X.length; from += D) {
+    for (let i = 0; i < D; i++) {
+      const value = c * X[from + i];
+      if (value) for (let j = 0, row = i * D; j <= i; j++) H[row + j] += value * X[from + j];
+    }
+  }
+  for (let i = 0; i < D; i++) H[i * D + i] += 1;
+  return H;
+}
+
+/** The factor L of a positive definite matrix L L^T, in the place of its lower triangle. */
+function cholesky(A, D) {
+  for (let i = 0; i < D; i++) {
+    for (let j = 0; j <= i; j++) {
+      let sum = A[i * D + j];
+      for (let k = 0, a = i * D, b = j * D; k < j; k++) sum -= A[a + k] * A[b + k];
+      A[i * D + j] = i === j ? Math.sqrt(sum) : sum / A[j * D + j];
+    }
+  }
+  return A;
+}
+
+/** Solve L L^T x = b in the place of b. */
+function solve(L, b, D) {
+  for (let i = 0; i < D; i++) {
+    let sum = b[i];
+    for (let j = 0, row = i * D; j < i; j++) sum -= L[row + j] * b[j];
+    b[i] = sum / L[i * D + i];
+  }
+  for (let i = D - 1; i >= 0; i--) {
+    b[i] /= L[i * D + i];
+    for (let j = 0, row = i * D; j < i; j++) b[j] -= L[row + j] * b[i];
+  }
+}
+
+/** The minimum of a convex function by L-BFGS (Liu and Nocedal 1989), until the step would hardly lower it. */
+function minimum(loss, x, conditioned, tolerance) {
+  const steps = [];
+  let { value, slope } = loss(x);
+  for (let count = 0; count < MOST_STEPS; count++) {
+    const direction = descent(slope, steps, conditioned);
+    const fall = dot(slope, direction);
+    if (-fall < tolerance ** 2) return x;
+    let [length, next, found] = [2, null, null];
+    do {
+      length /= 2;
+      if (length < 1e-9) return x; // as low as rounding allows
+      next = x.map((value, at) => value + length * direction[at]);
+      found = loss(next);
+    } while (!(found.value <= value + 1e-4 * length * fall));
+    const [s, y] = [next.map((value, at) => value - x[at]), found.slope.map((value, at) => value - slope[at])];
+    if (dot(s, y) > 0) steps.push({ s, y, curvature: dot(s, y) });
+    if (steps.length > MEMORY) steps.shift();
+    [x, value, slope] = [next, found.value, found.slope];
+  }
+  return x;
+}
+
+/** The negative gradient times the inverse Hessian, estimated from the last steps. */
+function descent(slope, steps, conditioned) {
+  const d = slope.map((value) => -value);
+  const shares = steps.map(() => 0);
+  for (let at = steps.length - 1; at >= 0; at--) {
+    shares[at] = dot(steps[at].s, d) / steps[at].curvature;
+    steps[at].y.forEach((value, i) => (d[i] -= shares[at] * value));
+  }
+  conditioned(d);
+  steps.forEach(({ s, y, curvature }, at) => {
+    const factor = shares[at] - dot(y, d) / curvature;
+    s.forEach((value, i) => (d[i] += factor * value));
+  });
+  return d;
+}
+
+/** W x + b of the row of `features` at `from`, into p at `to`. */
+function rowLogits(features, from, weight, bias, p, to) {
+  const D = weight.length / bias.length;
+  for (let k = 0, w = 0; k < bias.length; k++) {
+    let sum = bias[k];
+    for (let i = 0; i < D; i++) sum += weight[w++] * features[from + i];
+    p[to + k] = sum;
+  }
+}
