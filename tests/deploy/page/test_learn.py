@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from vitascope.data.measures import wilson_interval
 from vitascope.data.targets import ClassIndices
-from vitascope.deploy.page.document import LEARNING, modules
+from vitascope.deploy.page.document import LEARNING
 from vitascope.training.linear.classifiers import LogisticRegression
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="the page's program needs node here")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="the page's
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
     (folder / "package.json").write_text('{"type": "module"}')
-    for name, source in modules(*LEARNING).items():
+    for name, source in LEARNING.modules().items():
         (folder / name).write_text(source)
     return folder
 

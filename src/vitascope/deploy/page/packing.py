@@ -46,6 +46,17 @@ def check_held(model: VisionModel) -> VisionTransformer:
     return model
 
 
+def body_of(model: VisionTransformer) -> VisionTransformer:
+    """The model without its head, whose outputs are features."""
+    config = model.config.replace(head="none", class_names=(), thresholds=(), outputs="exclusive")
+    with torch.device("meta"):
+        body = VisionTransformer(config)
+    state = model.state_dict()
+    body.load_state_dict({name: state[name] for name in body.state_dict()}, assign=True)
+    body.preprocess = model.preprocess
+    return body.eval()
+
+
 def program_options(config: ViTConfig) -> dict[str, Any]:
     """What `web/vit.js` needs to know of a model, as JSON."""
     readout = config.readout

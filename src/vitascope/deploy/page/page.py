@@ -19,11 +19,12 @@ from vitascope.arguments import checked
 from vitascope.deploy.export.export import default_path, evenly_spaced, images_to_compare, own_tests
 from vitascope.deploy.export.formats import check_path
 from vitascope.deploy.page.browser import MissingBrowserError
-from vitascope.deploy.page.document import document, programs
+from vitascope.deploy.page.document import EXPLORER, LEARNING, Site, document, programs
 from vitascope.deploy.page.packing import (
     BYTES,
     INSTEAD,
     Rounding,
+    body_of,
     check_held,
     packed,
     program_options,
@@ -32,7 +33,6 @@ from vitascope.deploy.page.packing import (
 from vitascope.deploy.page.proof import HeldModel, Proof, compared_picture, model_outputs, naming_model, prove
 from vitascope.deploy.page.samples import Samples, choose_samples
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
-from vitascope.deploy.server.page_content import web_files
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
 from vitascope.models.decoding import ImageSource
@@ -103,8 +103,11 @@ def page(
     samples: ImageSource | Iterable[ImageSource] | None = None,
     browser: str | os.PathLike[str] | None = None,
     unproved: bool = False,
+    learn: bool = False,
 ) -> PageResult:
     """Write a model as one HTML file: the attention explorer, with the model computing in the browser.
+
+    With `learn` it is a page of the model's body instead, in which one labels pictures and gets a classifier.
 
     The file needs no server and no network. It gets its name only if a headless browser, opening it from the
     disk, computes the outputs of torch, of both models if there are two. Without Playwright (the extra
@@ -124,13 +127,17 @@ def page(
             digits of vitascope that the model knows.
         browser: the program of a Chromium, Chrome or Edge; by default the first that is installed.
         unproved: keep the file without trying it in a browser.
+        learn: the page labels pictures. Its `samples`, none by default, are offered by the pages that it
+            exports.
 
     Raises:
         CheckpointError: as `from_pretrained`.
         UserError: a model that a page cannot hold, or that is too large for one; a file that exists; a
             picture that cannot be read; a page that fails in the browser; outputs that differ.
     """
-    path = default_path(model, ".html") if path is None else Path(path)
+    if learn and beside is not None:
+        raise UserError("a page that learns has one model: omit beside, or learn")
+    path = default_path(model, "-learn.html" if learn else ".html") if path is None else Path(path)
     check_path(path, ".html")
     refs = [model] if beside is None else [model, beside]
     labels = [""] if beside is None else [reference(model) or "model", reference(beside) or "beside"]
@@ -138,7 +145,7 @@ def page(
     vits = []
     for (vit, _), label in zip(loaded, labels, strict=True):
         with naming_model(label):
-            vits.append(check_held(vit))
+            vits.append(body_of(check_held(vit)) if learn else check_held(vit))
     check_page_size(vits, weights)
     tests = cache(lambda: own_tests(loaded[0][1]))
     sources, compared_on = images_to_compare(images, tests)
@@ -146,7 +153,8 @@ def page(
         hold_model(vit, ref, label, weights, evenly_spaced(sources, COMPARED))
         for vit, ref, label in zip(vits, refs, labels, strict=True)
     ]
-    offered = choose_samples(samples, models[0].engine, tests)
+    offered = choose_samples([] if learn and samples is None else samples, models[0].engine, tests)
+    site = LEARNING if learn else EXPLORER
     contents = [save(packed(each.rounded, weights)) for each in models]
     make_folder(path.parent)
     check_room(path, sum(map(len, contents)) * 4 // 3)
@@ -154,7 +162,10 @@ def page(
         with open(aside, "w", encoding="utf-8") as file:
             names = [each.engine.name or each.engine.architecture for each in models]
             title = f"{' and '.join(names)} – vitascope"  # until the explorer has started
-            file.writelines(document(title, page_data(models, weights, offered), contents))
+            data = page_data(models, weights, offered, site)
+            if learn:
+                data |= {"learning": learning_data(models[0], weights, title)}
+            file.writelines(document(title, data, contents, site))
         proofs: Sequence[Proof | None] = [None] * len(models)
         try:
             if not unproved:
@@ -216,14 +227,19 @@ def check_page_size(models: Sequence[VisionTransformer], weights: Rounding) -> N
         )
 
 
-def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples) -> dict[str, Any]:
+def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples, site: Site) -> dict[str, Any]:
     """What `web/local.js` reads."""
     return {
         "models": [model_data(model.engine, weights) for model in models],
         "programs": programs(),
         "samples": samples.to_json(),
-        "texts": json.loads(web_files()["chinese.json"][1]),
+        "texts": json.loads(site.texts()["chinese.json"]),
     }
+
+
+def learning_data(model: HeldModel, weights: Rounding, title: str) -> dict[str, Any]:
+    """What `web/learn` reads: the name of its storage, by what the features depend on."""
+    return {"digest": f"{model.engine.body_digest} {weights}"}
 
 
 def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:

@@ -1,0 +1,399 @@
+// The engine of labelling in the page itself: its model reads the pictures, and the browser keeps them.
+//
+// Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id], name},
+// where a label before and after is {name, source} or null, and `name` is that of a new class.
+
+import { FEW } from "./order.js";
+import { largest } from "./regression.js";
+import { fetchFeatures, openTasks, pageData } from "./server.js";
+import { Storage } from "./storage.js";
+
+const [SIDE, QUALITY] = [128, 0.6]; // of thumbnails: 3 kB
+const AHEAD = 36; // pictures whose order is computed at once
+const AT_ONCE = 2; // pictures that are added at the same time: one is decoded while the model reads another
+const FEWEST = 10; // labels with which accuracy is shown
+const PATIENCE = 20_000; // milliseconds that `state` waits for a change
+const TOLD = 5; // pictures that cannot be read, by name
+
+/** What the engine can do beside labelling. */
+export const abilities = { add, cancel, exports: [] };
+
+/** A failed request: a sentence, and a status as the server's have. */
+export class EngineError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const album = []; // pictures by id: {name, session, label, skipped, at}
+const hashes = new Set(); // of their files
+const log = [];
+const faults = []; // sentences about pictures that were not added
+let version = 0;
+const waiting = []; // those who are told when it changes
+let adding = null; // {queue, total, done, begun, finished}
+let failure = ""; // why there is no classifier
+let [fit, fits, fitting, stale] = [null, 0, false, false];
+let order = null; // the promise of the pictures to label next
+let [storage, learner] = [null, null];
+let saving = Promise.resolve(); // what is saved is saved one after another
+const opened = open();
+opened.catch(() => {}); // every request throws it
+
+async function open() {
+  storage = await Storage.open(`vitascope ${pageData.learning.digest}`);
+  const kept = await storage.read();
+  learner = await openTasks();
+  for (const [id, { features, hash, ...picture }] of kept.pictures.entries()) {
+    Object.assign(album, { [id]: { ...picture, label: null, skipped: false, at: 0 } });
+    hashes.add(hash);
+    await keep(features);
+  }
+  for (const entry of kept.log) apply(entry);
+  change();
+}
+
+function keep(features) {
+  return learner.ask({ do: "keep", values: features, width: features.length });
+}
+
+/** A new version: those who wait for it get it, and the classifier is fitted anew. */
+function change(refit = true) {
+  version++;
+  for (const tell of waiting.splice(0)) tell();
+  if (refit) refresh();
+}
+
+// The log
+
+function apply(entry) {
+  log.push(entry);
+  for (const [id, , after] of entry.changes) Object.assign(album[id], { label: after, at: log.length });
+  for (const id of entry.skipped) album[id].skipped = true;
+}
+
+/** Save an entry, then apply it; `of` makes it once all before is saved. */
+async function save(of) {
+  await opened;
+  const done = saving.then(async () => {
+    const entry = { time: new Date().toISOString(), changes: [], skipped: [], ...of() };
+    apply({ ...entry, key: await storage.append(entry) });
+    change();
+    return snapshot();
+  });
+  saving = done.catch(() => {});
+  return done;
+}
+
+function labelsOf(ids, label) {
+  for (const id of ids) if (!(id in album)) throw new EngineError(404, `There is no picture ${id}.`);
+  return ids.map((id) => [id, album[id].label, label]);
+}
+
+const several = (count) => `${count.toLocaleString("en")} picture${count === 1 ? "" : "s"}`;
+const canonical = (name) => name.normalize("NFC").trim();
+
+/** The classes with their pictures, in the order in which they were named. */
+function classes() {
+  const counts = new Map();
+  for (const { name, changes } of log) for (const one of [name, ...changes.map(([, , after]) => after?.name)]) if (one) counts.set(one, 0);
+  for (const { label } of album) if (label) counts.set(label.name, counts.get(label.name) + 1);
+  return [...counts].map(([name, count]) => ({ name, count }));
+}
+
+// What the page asks for
+
+export async function state(after) {
+  await opened;
+  if (after === version) {
+    await new Promise((resolve) => {
+      waiting.push(resolve);
+      setTimeout(resolve, PATIENCE);
+    });
+  }
+  return snapshot();
+}
+
+export async function decide(decisions) {
+  return save(() => {
+    const changes = decisions.flatMap(({ id, labels }) => {
+      if (labels && (labels.length !== 1 || !canonical(labels[0]))) throw new EngineError(400, "A picture has one label here.");
+      return labelsOf([id], labels && { name: canonical(labels[0]), source: "looked" });
+    });
+    const names = new Set(changes.map(([, , after]) => after?.name ?? "label taken away"));
+    return { text: `${[...names].join(", ")} (${several(changes.length)})`, changes };
+  });
+}
+
+export async function skip(ids) {
+  return save(() => ({ text: `skipped (${several(labelsOf(ids).length)})`, skipped: ids }));
+}
+
+export async function addClass(name) {
+  const own = canonical(name);
+  if (!own) throw new EngineError(400, "A class needs a name.");
+  await opened;
+  if (classes().some((one) => one.name === own)) return snapshot();
+  return save(() => ({ text: `class ${own}`, name: own }));
+}
+
+export async function accept(label, number) {
+  return save(() => {
+    if (number !== fit?.number) throw new EngineError(409, "The classifier is another one by now: look at its pictures again.");
+    const changes = labelsOf(doubtful(label), { name: label, source: "accepted" });
+    return { text: `${label} (${several(changes.length)}, accepted)`, changes };
+  });
+}
+
+export async function undo() {
+  await opened;
+  const done = saving.then(async () => {
+    if (!log.length) throw new EngineError(409, "There is nothing to undo.");
+    const { key, changes, skipped } = log.at(-1);
+    await storage.drop(key);
+    log.pop();
+    for (const [id, before] of changes) album[id].label = before;
+    for (const id of skipped) album[id].skipped = false;
+    change();
+    return { ...snapshot(), ids: [...changes.map(([id]) => id), ...skipped] };
+  });
+  saving = done.catch(() => {});
+  return done;
+}
+
+/** {pictures, total} of a view, as the server has it. */
+export async function pictures(view, count, label) {
+  await opened;
+  const found = view === "next" ? await next(count) : VIEWS[view](label).map((id) => ({ id }));
+  const total = view === "next" ? openRows().length : found.length;
+  return { pictures: found.slice(0, count).map(described), total };
+}
+
+const VIEWS = {
+  doubtful: (label) => doubtful(label),
+  suspects: () => suspects(),
+  labelled(label) {
+    const ids = [...album.keys()].filter((id) => album[id].label && (label ?? album[id].label.name) === album[id].label.name);
+    return ids.sort((a, b) => album[b].at - album[a].at);
+  },
+};
+
+/** The address of a thumbnail. */
+export async function thumbnail(id) {
+  await opened;
+  return URL.createObjectURL(new Blob([await storage.thumbnail(id)], { type: "image/jpeg" }));
+}
+
+function described({ id, reason = "", copies = [] }) {
+  const { name, label } = album[id];
+  const said = answerOf(id);
+  const suggestion = said && said.label !== label?.name ? said : null;
+  return { id, name, reason, copies: copies.filter(isOpen), labels: label && [label.name], source: label?.source ?? "", suggestion };
+}
+
+const isOpen = (id) => !album[id].label && !album[id].skipped;
+const openRows = () => [...album.keys()].filter(isOpen);
+
+function snapshot() {
+  const sources = { looked: 0, accepted: 0, given: 0 };
+  for (const { label } of album) if (label) sources[label.source]++;
+  const coming = adding ? adding.total - adding.done : 0;
+  const told = faults.slice(0, TOLD);
+  if (faults.length > TOLD) told.push(`… and ${several(faults.length - TOLD)} more`);
+  return {
+    version,
+    out: "labels.csv",
+    several: false,
+    pictures: album.length + faults.length + coming,
+    unreadable: faults.length,
+    read: album.length,
+    remaining_s: remaining(),
+    labelled: sources.looked + sources.accepted,
+    ...sources,
+    suspects: suspects().length,
+    classes: classes(),
+    undo: log.at(-1)?.text ?? null,
+    fitting,
+    notes: failure ? [...told, failure] : told,
+    fit: fit && shownOf(fit),
+  };
+}
+
+// The classifier, and the order of labelling
+
+/** Fit a classifier to the pictures that were looked at. */
+async function refresh() {
+  stale = fitting;
+  if (fitting) return;
+  const names = classes().map(({ name }) => name);
+  const rows = [...album.keys()].filter((id) => album[id].label?.source === "looked");
+  const labels = rows.map((id) => names.indexOf(album[id].label.name));
+  if (new Set(labels).size < 2) {
+    fit = null;
+    return;
+  }
+  fitting = true;
+  try {
+    const { tensors, ...found } = await learner.ask({ do: "fit", rows, labels, K: names.length });
+    const place = new Map(rows.map((id, at) => [id, at]));
+    fit = { ...found, number: ++fits, names, place, labels, p: tensors.probabilities.data, out: tensors.heldOut.data };
+    failure = "";
+  } catch (error) {
+    failure = `The classifier was not fitted: ${error.message}`;
+  }
+  fitting = false;
+  if (rows.length >= FEW) order = null;
+  change(false);
+  if (stale) refresh();
+}
+
+/** What the page shows of a fit. */
+function shownOf({ number, names, labels, judged: { value, low, high, confused } }) {
+  const counts = names.map((_, k) => labels.filter((label) => label === k).length);
+  const isShown = labels.length >= FEWEST && counts.filter((count) => count > 1).length >= 2;
+  const reason = isShown ? "" : `Shown from ${FEWEST} labels on, with two classes of several pictures each.`;
+  return {
+    ...{ number, labels: labels.length, measure: "accuracy", reason, forecast: null, acceptances: [] },
+    ...(isShown ? { value, low, high } : { value: null, low: null, high: null }),
+    confused: isShown && confused ? { ...confused, label: names[confused.label], said: names[confused.said] } : null,
+  };
+}
+
+/** The probabilities of a picture (K): of a labelled one by a classifier that does not know it; null without one. */
+function sharesOf(id) {
+  if (!fit) return null;
+  const [K, at] = [fit.names.length, fit.place.get(id)];
+  const shares = at === undefined ? fit.p.subarray(id * K, (id + 1) * K) : fit.out.subarray(at * K, (at + 1) * K);
+  return shares.length ? shares : null;
+}
+
+function answerOf(id) {
+  const shares = sharesOf(id);
+  return shares && { label: fit.names[largest(shares)], probability: shares[largest(shares)] };
+}
+
+/** Labelled pictures for which the classifier of the others has another answer, the surest first. */
+function suspects() {
+  if (!fit) return [];
+  const doubts = new Map();
+  for (const [id, at] of fit.place) {
+    const [label, shares] = [fit.labels[at], sharesOf(id)];
+    if (album[id].label?.name !== fit.names[label]) continue; // changed since
+    const most = largest(shares);
+    if (most !== label) doubts.set(id, shares[most] - shares[label]);
+  }
+  return [...doubts.keys()].sort((a, b) => doubts.get(b) - doubts.get(a));
+}
+
+/** The pictures that accepting a class would label, the least sure first. */
+function doubtful() {
+  return [];
+}
+
+/** The pictures to label next, [{id, reason, copies}], in an order that is kept until few of them are left. */
+async function next(count) {
+  const left = async () => (await order)?.filter(({ id }) => isOpen(id)) ?? [];
+  if ((await left()).length < count) order = ordered(Math.max(count, AHEAD));
+  return left();
+}
+
+async function ordered(count) {
+  const open = openRows();
+  const labelled = [...album.keys()].filter((id) => album[id].label);
+  const margins = fit && open.map((id) => margin(id)[0]);
+  const found = await learner.ask({ do: "next", open, labelled, count, margins });
+  return found.map((one) => (one.reason === "unsure" ? { ...one, reason: margin(one.id)[1] } : one));
+}
+
+/** How sure the classifier is, and its two best answers in words. */
+function margin(id) {
+  const shares = sharesOf(id);
+  if (!shares) return [0, ""];
+  const [a, b] = [...shares.keys()].sort((one, other) => shares[other] - shares[one]);
+  const share = (k) => `${Math.round(100 * shares[k])}%`;
+  return [shares[a] - shares[b], `${fit.names[a]} or ${fit.names[b]}, ${share(a)} to ${share(b)}`];
+}
+
+// Pictures that are added
+
+/** Read pictures and keep them; those that cannot be read are named in the state's notes. */
+export async function add(files) {
+  await opened;
+  const isFirst = !adding;
+  adding ??= { total: 0, done: 0, begun: performance.now(), queue: [] };
+  adding.queue = adding.queue.concat([...files]);
+  adding.total += files.length;
+  change(false);
+  if (isFirst) adding.finished = finishAdding(adding);
+  return adding.finished;
+}
+
+/** Add no more of the pictures that wait. */
+export function cancel() {
+  if (!adding) return;
+  adding.total -= adding.queue.length;
+  adding.queue = [];
+  change(false);
+}
+
+async function finishAdding(run) {
+  const work = async () => {
+    while (run.queue.length) {
+      await addOne(run.queue.shift());
+      run.done++;
+      change(false);
+    }
+  };
+  try {
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+  } finally {
+    adding = null;
+    order = null;
+    change();
+  }
+  return snapshot();
+}
+
+async function addOne(file) {
+  const name = file.webkitRelativePath || file.name;
+  const bytes = await file.arrayBuffer();
+  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)).slice(0, 16).join(" ");
+  if (hashes.has(hash)) return; // this file is here
+  let found = null;
+  try {
+    found = await fetchFeatures(file, thumbnailOf);
+  } catch (error) {
+    const isHeic = /\.hei[cf]$/i.test(name) || /hei[cf]/.test(file.type);
+    faults.push(`${name}: ${isHeic ? "HEIC, which this browser cannot read: save it as JPEG" : error.message}`);
+    return;
+  }
+  const picture = { name, session: new Date(file.lastModified).toISOString().slice(0, 10), hash };
+  hashes.add(hash);
+  const kept = saving.then(async () => {
+    await storage.addPicture(album.length, { ...picture, features: found.features }, found.seen);
+    album.push({ ...picture, label: null, skipped: false, at: 0 });
+    await keep(found.features);
+  });
+  saving = kept.catch(() => hashes.delete(hash));
+  return kept;
+}
+
+/** A small JPEG of a picture, on white. */
+async function thumbnailOf(bitmap) {
+  const scale = Math.min(1, SIDE / Math.max(bitmap.width, bitmap.height));
+  const [width, height] = [bitmap.width, bitmap.height].map((side) => Math.max(1, Math.round(scale * side)));
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
+  const context = canvas.getContext("2d");
+  Object.assign(context, { imageSmoothingQuality: "high", fillStyle: "white" }).fillRect(0, 0, width, height);
+  context.drawImage(bitmap, 0, 0, width, height);
+  const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", QUALITY));
+  return blob.arrayBuffer();
+}
+
+/** Seconds until all pictures are added, from the first ten on; else null. */
+function remaining() {
+  if (!adding || adding.done < 10) return null;
+  const each = (performance.now() - adding.begun) / adding.done / 1000;
+  return Math.ceil(each * (adding.total - adding.done));
+}
