@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import betaincinv
 from sklearn.linear_model import LogisticRegression as Reference
 from sklearn.preprocessing import StandardScaler
 
+from vitascope.analysis.probing.label_errors import suspects
 from vitascope.data.measures import wilson_interval
 from vitascope.data.targets import ClassIndices
 from vitascope.deploy.page.document import LEARNING
@@ -28,10 +30,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def computed(program: Path, module: str, expression: str, given: dict[str, Any]) -> Any:
+def computed(program: Path, module: str, expression: str, given: Any) -> Any:
     """The value of an expression of the module `m` and the data `given`."""
     script = (
         f'import * as m from "./{module}"; import {{ readFileSync }} from "node:fs";'
+        'import { plain } from "./numbers.js";'
         "const given = JSON.parse(readFileSync(0));"
         f"console.log(JSON.stringify({expression}));"
     )
@@ -96,45 +99,124 @@ def test_awkward_pictures(program: Path) -> None:
     np.testing.assert_array_equal(fitted(program, features[:1], np.array([0]), 1), [[1]])
 
 
-def test_held_out_pictures_are_judged_by_the_other_folds(program: Path) -> None:
+def held_out(program: Path, features: np.ndarray, labels: list[int], K: int) -> np.ndarray:
+    given = {"features": features.ravel().tolist(), "labels": labels, "K": K}
+    expression = f"Array.from(m.heldOut({X}, given.labels, given.K))"
+    return np.array(computed(program, "regression.js", expression, given)).reshape(-1, K)
+
+
+def test_held_out_pictures_are_answered_by_the_other_folds(program: Path) -> None:
     features, labels = examples(47, 8, 3)
     labels[-1] = 3  # a class of one picture, which no other fold knows
-    given = {"features": features.ravel().tolist(), "labels": labels.tolist()}
-    found = computed(
-        program,
-        "regression.js",
-        "((p) => ({ p: Array.from(p), folds: m.foldsOf(given.labels, 4), ...m.judged(p, given.labels, 4) }))"
-        f"(m.heldOut({X}, given.labels, 4))",
-        given,
-    )
-    p, folds = np.array(found["p"]).reshape(-1, 4), np.array(found["folds"])
+    folds = np.array(computed(program, "regression.js", "m.foldsOf(given, 4)", labels.tolist()))
+    p = held_out(program, features, labels.tolist(), 4)
     for fold in range(5):
         for label in range(3):  # as many of each class in every fold, but for one
             assert abs((folds == fold)[labels == label].sum() - (labels == label).sum() / 5) < 1
         others = ClassIndices(labels[folds != fold], ("a", "b", "c", "d"))
-        (expected,) = (
-            LogisticRegression((0.1,))
-            .fit(features[folds != fold], others)
-            .probabilities(features[folds == fold])
+        fit = LogisticRegression((0.1,)).fit(features[folds != fold], others)
+        np.testing.assert_allclose(
+            p[folds == fold], next(fit.probabilities(features[folds == fold])), atol=5e-3
         )
-        np.testing.assert_allclose(p[folds == fold], expected, atol=5e-3)
-    said = p.argmax(axis=1)
     assert p[-1, 3] == 0
-    right = int((said == labels).sum())
-    assert found["value"] == right / 47
-    np.testing.assert_allclose((found["low"], found["high"]), wilson_interval(right, 47), atol=1e-12)
-    pairs = {(a, b): int(((labels == a) & (said == b)).sum()) for a in range(4) for b in range(4) if a != b}
+    np.testing.assert_array_equal(held_out(program, features[:2], [0, 1], 2), [[0, 1], [1, 0]])
+    np.testing.assert_array_equal(held_out(program, features[:2], [0, 0], 2), [[1, 0], [1, 0]])
+
+
+def evidence(program: Path, p: np.ndarray, labels: np.ndarray, judges: np.ndarray) -> dict[str, Any]:
+    given = {"p": p.ravel().tolist(), "labels": labels.tolist(), "judges": judges.tolist(), "K": p.shape[1]}
+    expression = "m.evidenceOf(Float64Array.from(given.p), given.labels, given.K, given.judges)"
+    found = computed(program, "evidence.js", expression, given)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_only_judges_tell_the_accuracy(program: Path) -> None:
+    generator = np.random.default_rng(1)
+    labels = np.append(generator.integers(0, 3, 80), 3)  # no second picture has the last class
+    p = generator.dirichlet(np.ones(4), 81) + 0.5 * np.eye(4)[labels] * (np.arange(81) % 4 > 0)[:, None]
+    p /= p.sum(axis=1, keepdims=True)
+    judges = np.append(generator.random(80) < 0.5, True)
+    found, said = evidence(program, p, labels, judges), p.argmax(axis=1)
+    right, total = int((said == labels)[:80][judges[:80]].sum()), int(judges[:80].sum())
+    low, high = wilson_interval(right, total)
+    assert found["score"] == pytest.approx(
+        {"value": right / total, "low": low, "high": high, "labels": total}
+    )
+    pairs = {(a, b): int(((labels == a) & (said == b)).sum()) for a in range(3) for b in range(4) if a != b}
     confused = found["confused"]
     assert confused["count"] == pairs[confused["label"], confused["said"]] == max(pairs.values())
+    names = ("a", "b", "c", "d")
+    wanted = [suspect.image for suspect in suspects(ClassIndices(labels[:80], names), p[:80])]
+    assert wanted
+    assert found["suspects"] == wanted
+    none = evidence(program, p, labels, np.zeros(81, bool))
+    assert none["score"] is None
+    assert "random" in none["reason"]
+    assert evidence(program, p[:3], np.array([0, 1, 2]), np.ones(3, bool))["reason"].startswith("too few")
 
 
-def test_few_labels_are_held_out_too(program: Path) -> None:
-    for labels in ([0, 1], [0, 0]):
-        given = {"features": list(range(2 * len(labels))), "labels": labels}
-        found = computed(
-            program,
-            "regression.js",
-            f"m.judged(m.heldOut({X}, given.labels, 2), given.labels, 2)",
-            given,
-        )
-        assert found["value"] == (labels == [0, 0])
+@pytest.mark.parametrize("wrong", [[], [60], [20, 61, 62, 63, 64, 65], [2], list(range(0, 100, 3))])
+def test_sure_answers_are_tested_from_the_surest_on(program: Path, wrong: list[int]) -> None:
+    right = ~np.isin(np.arange(100), wrong)
+    confidences = np.linspace(1, 0.5, 100).round(2)  # pairs of them are equal
+    sizes = [n for n in range(1, 101) if n == 100 or confidences[n] < confidences[n - 1]]
+    passed = []
+    for n in sizes:
+        if betaincinv(n, 1, 0.025) < 0.9:
+            continue
+        if (low := betaincinv(right[:n].sum(), n - right[:n].sum() + 1, 0.025)) < 0.9:
+            break
+        high = 1.0 if right[:n].all() else betaincinv(right[:n].sum() + 1, n - right[:n].sum(), 0.975)
+        passed.append({"least": confidences[n - 1], "value": right[:n].mean(), "low": low, "high": high})
+    answers = [{"confidence": c, "right": bool(r)} for c, r in zip(confidences, right, strict=True)]
+    found = computed(program, "evidence.js", "m.surest(given)", answers)
+    assert found == (pytest.approx(passed[-1]) if passed else None)
+
+
+def order(program: Path, features: np.ndarray, labelled: list[int], count: int, margins: bool) -> list[Any]:
+    N, D = features.shape
+    opened = [n for n in range(N) if n not in labelled]
+    given = {"features": features.ravel().tolist(), "D": D, "open": opened, "labelled": labelled}
+    given |= {"count": count, "margins": np.linspace(1, 0, len(opened)).tolist() if margins else None}
+    asked = "given.open, given.labelled, given.count, given.margins"
+    expression = f"new m.Order(m.directions({X}, given.D), given.D, plain).next({asked})"
+    found = computed(program, "order.js", expression, given)
+    assert isinstance(found, list)
+    return found
+
+
+def test_first_pictures_are_typical_and_different(program: Path) -> None:
+    generator = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(4), [40, 30, 20, 10])
+    features = 9 * np.eye(4, 6)[clusters] + generator.normal(size=(100, 6)) / 5
+    chosen = [one for one in order(program, features, [], 4, margins=False) if one["reason"] != "at random"]
+    assert [clusters[one["id"]] for one in chosen] == [0, 1, 2]  # the largest cluster first
+    known = [int(np.flatnonzero(clusters == k)[0]) for k in (0, 1, 2)]
+    assert clusters[order(program, features, known, 1, margins=False)[0]["id"]] == 3
+
+
+def test_later_pictures_are_unsure_and_every_third_is_random(program: Path) -> None:
+    features = np.random.default_rng(0).normal(size=(100, 6))
+    found = order(program, features, list(range(50)), 9, margins=True)
+    assert [one["reason"] == "at random" for one in found] == [False, False, True] * 3
+    unsure = [one["id"] for one in found if one["reason"] == "unsure"]
+    random = {one["id"] for one in found} - set(unsure)
+    assert unsure == [n for n in range(99, 49, -1) if n not in random][:6]
+
+
+def test_copies_are_offered_once_and_not_with_a_labelled_one(program: Path) -> None:
+    features = np.random.default_rng(0).normal(size=(10, 5))
+    features[4], features[7] = features[2], features[0]
+    found = order(program, features, [0], 10, margins=False)
+    assert sorted(one["id"] for one in found if one["id"] not in (2, 4)) == [1, 3, 5, 6, 8, 9]
+    [one] = [one for one in found if one["id"] in (2, 4)]
+    assert one["copies"] == [6 - one["id"]]
+
+
+@pytest.mark.parametrize("N", [1, 2, 16])
+def test_few_or_equal_pictures_have_an_order(program: Path, N: int) -> None:
+    features = np.random.default_rng(0).normal(size=(N, 5))
+    assert len(order(program, features, [], 50, margins=False)) == N
+    assert len(order(program, np.ones((N, 5)), [], 50, margins=False)) == N
+    assert order(program, features, list(range(N)), 5, margins=True) == []

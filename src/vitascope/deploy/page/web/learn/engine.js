@@ -1,9 +1,9 @@
 // The engine of labelling in the page itself: its model reads the pictures, and the browser keeps them.
 //
 // Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id], name},
-// where a label before and after is {name, source} or null, and `name` is that of a new class.
+// where a label before and after is {name, source, random} or null, and `name` is that of a new class.
 
-import { FEW } from "./order.js";
+import { FEW, RANDOM } from "./order.js";
 import { largest } from "./regression.js";
 import { fetchFeatures, openTasks, pageData } from "./server.js";
 import { Storage } from "./storage.js";
@@ -11,7 +11,6 @@ import { Storage } from "./storage.js";
 const [SIDE, QUALITY] = [128, 0.6]; // of thumbnails: 3 kB
 const AHEAD = 36; // pictures whose order is computed at once
 const AT_ONCE = 2; // pictures that are added at the same time: one is decoded while the model reads another
-const FEWEST = 10; // labels with which accuracy is shown
 const PATIENCE = 20_000; // milliseconds that `state` waits for a change
 const TOLD = 5; // pictures that cannot be read, by name
 
@@ -26,7 +25,7 @@ export class EngineError extends Error {
   }
 }
 
-const album = []; // pictures by id: {name, session, label, skipped, at}
+const album = []; // pictures by id: {name, session, label, skipped, at, random}
 const hashes = new Set(); // of their files
 const log = [];
 const faults = []; // sentences about pictures that were not added
@@ -119,7 +118,7 @@ export async function decide(decisions) {
   return save(() => {
     const changes = decisions.flatMap(({ id, labels }) => {
       if (labels && (labels.length !== 1 || !canonical(labels[0]))) throw new EngineError(400, "A picture has one label here.");
-      return labelsOf([id], labels && { name: canonical(labels[0]), source: "looked" });
+      return labelsOf([id], labels && { name: canonical(labels[0]), source: "looked", random: album[id].random });
     });
     const names = new Set(changes.map(([, , after]) => after?.name ?? "label taken away"));
     return { text: `${[...names].join(", ")} (${several(changes.length)})`, changes };
@@ -166,7 +165,8 @@ export async function undo() {
 export async function pictures(view, count, label) {
   await opened;
   const found = view === "next" ? await next(count) : VIEWS[view](label).map((id) => ({ id }));
-  const total = view === "next" ? openRows().length : found.length;
+  if (view === "next") for (const { id, reason } of found.slice(0, count)) album[id].random = reason === RANDOM;
+  const total = view === "next" ? album.filter(({ label }) => !label).length : found.length;
   return { pictures: found.slice(0, count).map(described), total };
 }
 
@@ -216,7 +216,7 @@ function snapshot() {
     undo: log.at(-1)?.text ?? null,
     fitting,
     notes: failure ? [...told, failure] : told,
-    fit: fit && shownOf(fit),
+    fit: fit && shown(),
   };
 }
 
@@ -233,11 +233,12 @@ async function refresh() {
     fit = null;
     return;
   }
+  const judges = rows.map((id) => album[id].label.random);
   fitting = true;
   try {
-    const { tensors, ...found } = await learner.ask({ do: "fit", rows, labels, K: names.length });
-    const place = new Map(rows.map((id, at) => [id, at]));
-    fit = { ...found, number: ++fits, names, place, labels, p: tensors.probabilities.data, out: tensors.heldOut.data };
+    const { tensors, ...found } = await learner.ask({ do: "fit", rows, labels, K: names.length, judges });
+    fit = { ...found, number: ++fits, names, rows, labels, p: tensors.probabilities.data, out: tensors.out.data };
+    fit.place = new Map(rows.map((id, at) => [id, at]));
     failure = "";
   } catch (error) {
     failure = `The classifier was not fitted: ${error.message}`;
@@ -248,15 +249,15 @@ async function refresh() {
   if (stale) refresh();
 }
 
-/** What the page shows of a fit. */
-function shownOf({ number, names, labels, judged: { value, low, high, confused } }) {
-  const counts = names.map((_, k) => labels.filter((label) => label === k).length);
-  const isShown = labels.length >= FEWEST && counts.filter((count) => count > 1).length >= 2;
-  const reason = isShown ? "" : `Shown from ${FEWEST} labels on, with two classes of several pictures each.`;
+/** What the page shows of the classifier. */
+function shown() {
+  const { score, confused, sure, reason } = fit.evidence;
+  const offers = fit.names.map((label) => ({ label, count: doubtful(label).length, ...sure }));
   return {
-    ...{ number, labels: labels.length, measure: "accuracy", reason, forecast: null, acceptances: [] },
-    ...(isShown ? { value, low, high } : { value: null, low: null, high: null }),
-    confused: isShown && confused ? { ...confused, label: names[confused.label], said: names[confused.said] } : null,
+    ...{ number: fit.number, measure: "accuracy", reason, forecast: null },
+    ...(score ?? { labels: fit.rows.length, value: null, low: null, high: null }),
+    confused: confused && { ...confused, label: fit.names[confused.label], said: fit.names[confused.said] },
+    acceptances: offers.filter(({ count }) => count),
   };
 }
 
@@ -273,29 +274,26 @@ function answerOf(id) {
   return shares && { label: fit.names[largest(shares)], probability: shares[largest(shares)] };
 }
 
-/** Labelled pictures for which the classifier of the others has another answer, the surest first. */
+/** Labelled pictures that contradict the classifier, the worst first. */
 function suspects() {
-  if (!fit) return [];
-  const doubts = new Map();
-  for (const [id, at] of fit.place) {
-    const [label, shares] = [fit.labels[at], sharesOf(id)];
-    if (album[id].label?.name !== fit.names[label]) continue; // changed since
-    const most = largest(shares);
-    if (most !== label) doubts.set(id, shares[most] - shares[label]);
-  }
-  return [...doubts.keys()].sort((a, b) => doubts.get(b) - doubts.get(a));
+  const found = fit ? fit.evidence.suspects : [];
+  return found.filter((at) => album[fit.rows[at]].label?.name === fit.names[fit.labels[at]]).map((at) => fit.rows[at]);
 }
 
 /** The pictures that accepting a class would label, the least sure first. */
-function doubtful() {
-  return [];
+function doubtful(label) {
+  if (!fit?.evidence.sure) return [];
+  const answers = openRows().map((id) => ({ id, ...answerOf(id) }));
+  const sure = answers.filter((one) => one.label === label && one.probability >= fit.evidence.sure.least);
+  return sure.sort((a, b) => a.probability - b.probability).map(({ id }) => id);
 }
 
 /** The pictures to label next, [{id, reason, copies}], in an order that is kept until few of them are left. */
 async function next(count) {
   const left = async () => (await order)?.filter(({ id }) => isOpen(id)) ?? [];
   if ((await left()).length < count) order = ordered(Math.max(count, AHEAD));
-  return left();
+  const skipped = [...album.keys()].filter((id) => album[id].skipped && !album[id].label);
+  return [...(await left()), ...skipped.map((id) => ({ id, reason: "skipped" }))];
 }
 
 async function ordered(count) {
@@ -321,7 +319,7 @@ function margin(id) {
 export async function add(files) {
   await opened;
   const isFirst = !adding;
-  adding ??= { total: 0, done: 0, begun: performance.now(), queue: [] };
+  adding ??= { total: 0, done: 0, queue: [] };
   adding.queue = adding.queue.concat([...files]);
   adding.total += files.length;
   change(false);
@@ -342,6 +340,7 @@ async function finishAdding(run) {
     while (run.queue.length) {
       await addOne(run.queue.shift());
       run.done++;
+      run.begun ??= performance.now(); // the first picture waits for the model
       change(false);
     }
   };
@@ -394,6 +393,6 @@ async function thumbnailOf(bitmap) {
 /** Seconds until all pictures are added, from the first ten on; else null. */
 function remaining() {
   if (!adding || adding.done < 10) return null;
-  const each = (performance.now() - adding.begun) / adding.done / 1000;
+  const each = (performance.now() - adding.begun) / (adding.done - 1) / 1000;
   return Math.ceil(each * (adding.total - adding.done));
 }

@@ -1,8 +1,9 @@
 // What a page that learns computes beside the model, in a thread of its own: classifiers and the order of labelling.
 
+import { evidenceOf } from "./evidence.js";
 import { joined, plain } from "./numbers.js";
 import { Order, directions } from "./order.js";
-import { fitted, heldOut, judged, probabilitiesOf, rowsOf } from "./regression.js";
+import { fitted, heldOut, probabilitiesOf, rowsOf } from "./regression.js";
 import { simdKernel } from "./simd.js";
 import { tasks } from "./worker.js";
 
@@ -26,15 +27,15 @@ tasks.keep = ({ values, width }) => {
 };
 
 /**
- * Fit the rows that were looked at, with labels below K: the classifier, the `probabilities` (N, K) of all pictures, and
- * those of the rows by the other folds, `heldOut` (n, K), with what they tell.
+ * Fit rows with labels below K: the classifier, the `probabilities` (N, K) of all pictures, those of the rows by
+ * classifiers that did not see them, `out` (n, K), and what these tell.
  */
-tasks.fit = ({ rows, labels, K }) => {
+tasks.fit = ({ rows, labels, K, judges }) => {
   const own = rowsOf(all(), rows, D);
   const map = fitted(own, labels, K);
   const out = heldOut(own, labels, K);
-  const tensors = { probabilities: { data: probabilitiesOf(features, map) }, heldOut: { data: out } };
-  return { ...map, judged: judged(out, labels, K), tensors };
+  const tensors = { probabilities: { data: probabilitiesOf(features, map) }, out: { data: out } };
+  return { map, evidence: evidenceOf(out, labels, K, judges), tensors };
 };
 
 tasks.next = ({ open, labelled, count, margins }) => {

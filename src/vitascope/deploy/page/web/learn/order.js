@@ -1,37 +1,34 @@
-// Which pictures to label next, as analysis/labelling/order.py: typical and different ones, then unsure ones.
+// Which pictures to label next: typical and different ones, then those that a classifier is unsure of, and some at random.
 //
-// Pictures are rows of features of length 1 (N, D); `rows` are lists of their numbers.
+// A shorter form of analysis/labelling/order.py. Pictures are rows of directions (N, D).
 
-import { dot, joined } from "./numbers.js";
+import { dot } from "./numbers.js";
 import { rowsOf } from "./regression.js";
 
 export const FEW = 50; // labels up to which typical pictures are offered
-const ROUND = 10; // the fewest typical pictures of one k-means
-const POOL = 5; // unsure pictures are chosen among so many times their number
+export const RANDOM = "at random"; // a reason
+const JUDGES = 3; // every third picture is offered at random: only these can judge a classifier
 const SAMPLE = 2000; // the most pictures that k-means divides, whose time grows with them
 const STEPS = 10; // of k-means
-const ALIKE = 0.999; // the cosine of near-copies, of features less their mean
+const ALIKE = 0.999; // the cosine of near-copies
 
-/** Features (N, D) less their mean, at length 1; equal ones are zeros. */
+/** Features (N, D) less their mean, at length 1. */
 export function directions(features, D) {
   const [mean, N] = [new Float64Array(D), features.length / D];
   features.forEach((value, at) => (mean[at % D] += value / N));
   const unit = features.map((value, at) => value - mean[at % D]);
   for (let at = 0; at < unit.length; at += D) {
     const row = unit.subarray(at, at + D);
-    const length = Math.sqrt(dot(row, row));
-    if (length > 1e-6) for (let i = 0; i < D; i++) row[i] /= length;
+    const length = Math.sqrt(dot(row, row)) || 1;
+    row.forEach((value, i) => (row[i] = value / length));
   }
   return unit;
 }
 
 export class Order {
-  /**
-   * @param unit directions (N, D).
-   * @param kernel computes the matrix products; see numbers.js.
-   */
+  /** @param kernel computes the matrix products; see numbers.js. */
   constructor(unit, D, kernel) {
-    Object.assign(this, { unit, D, kernel });
+    Object.assign(this, { unit, D, kernel, N: unit.length / D });
   }
 
   /**
@@ -40,137 +37,98 @@ export class Order {
    * @param margins how sure a classifier is of each open row; null without one.
    */
   next(open, labelled, count, margins) {
-    const few = Math.min(count, Math.max(0, FEW - labelled.length));
-    const typical = this.typical(open, labelled, few);
-    const sizes = this.sizes(open, typical);
-    const found = typical.map((id, place) => ({ id, reason: `typical of ${counted(sizes[place])}` }));
-    const rest = open.filter((row) => !typical.includes(row));
-    const sure = new Map(open.map((row, place) => [row, margins?.[place]]));
-    const others = margins ? this.unsure(rest, sure, count - found.length) : shuffled(rest);
-    const reason = margins ? "unsure" : "at random";
-    for (const id of others.slice(0, count - found.length)) found.push({ id, reason });
-    return this.withCopies(found, new Set(open), new Set(labelled));
+    const random = shuffled(open, labelled.length).map((id) => ({ id, reason: RANDOM }));
+    const judges = random.splice(0, Math.ceil(count / JUDGES));
+    const rest = new Set(random.map(({ id }) => id));
+    const sure = new Map(open.map((id, at) => [id, margins?.[at]]));
+    const unsure = () => [...rest].sort((a, b) => sure.get(a) - sure.get(b)).map((id) => ({ id, reason: "unsure" }));
+    const chosen = margins && labelled.length >= FEW ? unsure() : this.typical([...rest], labelled, count);
+    const found = Array.from({ length: count }, (_, at) => (at % JUDGES === JUDGES - 1 ? judges : chosen).shift());
+    return this.withCopies([...found, ...judges].filter(Boolean), new Set(open), new Set(labelled));
   }
 
-  /** Rows of typical and different pictures: of each cluster without a known one the nearest to its centre. */
-  typical(open, known, count) {
-    const found = [];
-    while (found.length < Math.min(count, open.length)) {
-      const covered = [...known, ...found];
-      const more = Math.max(ROUND, covered.length >> 1);
-      const rows = [...covered, ...shuffled(open.filter((row) => !found.includes(row)))].slice(0, SAMPLE + covered.length);
-      const { cluster, distance } = this.clusters(rows, covered.length + more);
-      const taken = new Set(cluster.slice(0, covered.length));
-      const clusters = groupsOf(rows.keys(), (at) => cluster[at]);
-      const nearest = [...clusters.entries()]
-        .filter(([number]) => !taken.has(number))
-        .sort(([, a], [, b]) => b.length - a.length)
-        .map(([, places]) => rows[places.reduce((best, at) => (distance[at] < distance[best] ? at : best))]);
-      const rest = nearest.length ? nearest : rows.slice(covered.length); // the others are equal to known ones
-      found.push(...rest.slice(0, more));
+  /** Typical and different pictures: of each cluster without a labelled one the nearest to its centre, the largest first. */
+  typical(open, labelled, count) {
+    const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE);
+    const { cluster, distance } = this.clusters(rows, Math.min(labelled.length + count, rows.length));
+    const clusters = new Map();
+    cluster.forEach((k, at) => clusters.set(k, [...(clusters.get(k) ?? []), at]));
+    const without = [...clusters.values()].filter((places) => places[0] >= labelled.length);
+    return without.sort((a, b) => b.length - a.length).map((places) => ({
+      id: rows[places.reduce((best, at) => (distance[at] < distance[best] ? at : best))],
+      reason: `typical of ${places.length} picture${places.length === 1 ? "" : "s"}`,
+    }));
+  }
+
+  /** K-means: the cluster of each row, and its distance to the centre. */
+  clusters(rows, most) {
+    const { D, kernel } = this;
+    const x = rowsOf(this.unit, rows, D);
+    const centres = rowsOf(x, spread(x, D, most), D);
+    const k = centres.length / D;
+    const sizes = new Float64Array(k);
+    const [cluster, distance] = [new Int32Array(rows.length), new Float64Array(rows.length)];
+    for (let step = 0; step < STEPS; step++) {
+      const lengths = [...sizes.keys()].map((c) => dot(centres.subarray(c * D, (c + 1) * D), centres.subarray(c * D, (c + 1) * D)));
+      const products = kernel.product(x, rows.length, { data: centres, outs: k, inner: D });
+      distance.fill(Infinity);
+      products.forEach((product, at) => {
+        const [row, apart] = [Math.floor(at / k), lengths[at % k] - 2 * product];
+        if (apart < distance[row]) [cluster[row], distance[row]] = [at % k, apart];
+      });
+      sizes.fill(0);
+      for (const c of cluster) sizes[c]++;
+      for (let at = 0; at < centres.length; at++) if (sizes[Math.floor(at / D)]) centres[at] = 0;
+      x.forEach((value, at) => {
+        const c = cluster[Math.floor(at / D)];
+        centres[c * D + (at % D)] += value / sizes[c];
+      });
     }
-    return found.slice(0, count);
-  }
-
-  /** Rows of small margins, of each cluster of them the least, then the others. */
-  unsure(rows, sure, count) {
-    const pool = [...rows].sort((a, b) => sure.get(a) - sure.get(b)).slice(0, POOL * count);
-    if (!pool.length) return [];
-    const { cluster } = this.clusters(pool, count);
-    const first = pool.filter((_, at) => cluster.indexOf(cluster[at]) === at);
-    return [...first, ...pool.filter((row) => !first.includes(row))].slice(0, count).sort((a, b) => sure.get(a) - sure.get(b));
-  }
-
-  /** How many open rows are nearest to each of the chosen ones. */
-  sizes(open, chosen) {
-    const sizes = chosen.map(() => 0);
-    if (chosen.length) for (const place of this.nearest(open, rowsOf(this.unit, chosen, this.D)).cluster) sizes[place]++;
-    return sizes;
+    return { cluster, distance };
   }
 
   /** The found pictures with the open near-copies of each, without copies of labelled ones and of those before. */
   withCopies(found, open, labelled) {
-    const { unit, D, kernel } = this;
-    const N = unit.length / D;
-    const alike = kernel.product(unit, N, { data: rowsOf(unit, found.map(({ id }) => id), D), outs: found.length, inner: D });
+    const { unit, D, kernel, N } = this;
+    const asked = { data: rowsOf(unit, found.map(({ id }) => id), D), outs: found.length, inner: D };
+    const alike = kernel.product(unit, N, asked); // (N, n)
     const gone = new Set();
-    return found.flatMap((picture, place) => {
-      const copies = [];
-      for (let n = 0; n < N; n++) if (n !== picture.id && alike[n * found.length + place] > ALIKE) copies.push(n);
-      const isNew = !gone.has(picture.id) && !copies.some((n) => labelled.has(n));
+    return found.flatMap(({ id, reason }, place) => {
+      const copies = [...Array(N).keys()].filter((n) => n !== id && alike[n * found.length + place] > ALIKE);
+      const isNew = !gone.has(id) && !copies.some((n) => labelled.has(n));
       for (const n of copies) gone.add(n);
-      return isNew ? [{ ...picture, copies: copies.filter((n) => open.has(n)) }] : [];
+      return isNew ? [{ id, reason, copies: copies.filter((n) => open.has(n)) }] : [];
     });
   }
+}
 
-  /** K-means, begun at centres far from each other (k-means++): the cluster of each row and its distance. */
-  clusters(rows, k) {
-    const { unit, D } = this;
-    const random = randomNumbers();
-    const at = (row) => unit.subarray(row * D, (row + 1) * D);
-    let centres = new Float32Array(0);
-    const least = rows.map(() => 2);
-    for (let total = 1; centres.length < Math.min(k, rows.length) * D && total > 1e-9; ) {
-      let left = random() * least.reduce((sum, value) => sum + value, 0);
-      const chosen = at(rows[Math.max(0, least.findIndex((value) => value > 0 && (left -= value) <= 0))]);
-      centres = joined([centres, chosen]);
-      rows.forEach((row, place) => {
-        const distance = 2 - 2 * dot(at(row), chosen);
-        least[place] = distance > 1e-6 ? Math.min(least[place], distance) : 0;
-      });
-      total = least.reduce((sum, value) => sum + value, 0);
-    }
-    let found = this.nearest(rows, centres);
-    for (let step = 0; step < STEPS; step++) {
-      const sizes = new Float64Array(centres.length / D);
-      const sums = new Float64Array(centres.length);
-      found.cluster.forEach((cluster, place) => {
-        sizes[cluster]++;
-        at(rows[place]).forEach((value, i) => (sums[cluster * D + i] += value));
-      });
-      centres = centres.map((value, i) => (sizes[Math.floor(i / D)] ? sums[i] / sizes[Math.floor(i / D)] : value));
-      found = this.nearest(rows, centres);
-    }
-    return found;
+/** Places of at most k rows of x that are far from each other (k-means++, Arthur and Vassilvitskii 2007). */
+function spread(x, D, k) {
+  const [random, places, least] = [randomNumbers(0), [], new Float64Array(x.length / D).fill(2)];
+  while (places.length < k) {
+    let left = random() * least.reduce((sum, value) => sum + value);
+    const place = least.findIndex((value) => value > 0 && (left -= value) <= 0);
+    if (place < 0) break; // the others are equal to these
+    places.push(place);
+    const centre = x.subarray(place * D, (place + 1) * D);
+    least.forEach((value, row) => {
+      const apart = row === place ? 0 : 2 - 2 * dot(x.subarray(row * D, (row + 1) * D), centre);
+      least[row] = apart > 1e-6 ? Math.min(value, apart) : 0;
+    });
   }
-
-  /** The nearest centre of each row, and its squared distance. */
-  nearest(rows, centres) {
-    const { unit, D, kernel } = this;
-    const k = centres.length / D;
-    const lengths = Array.from({ length: k }, (_, c) => dot(centres.subarray(c * D, (c + 1) * D), centres.subarray(c * D, (c + 1) * D)));
-    const products = kernel.product(rowsOf(unit, rows, D), rows.length, { data: centres, outs: k, inner: D });
-    const [cluster, distance] = [new Int32Array(rows.length), new Float64Array(rows.length).fill(Infinity)];
-    for (let at = 0; at < products.length; at++) {
-      const [place, c] = [Math.floor(at / k), at % k];
-      const apart = 1 + lengths[c] - 2 * products[at];
-      if (apart < distance[place]) [cluster[place], distance[place]] = [c, apart];
-    }
-    return { cluster, distance };
-  }
+  return places;
 }
 
-const counted = (count) => `${count.toLocaleString("en")} picture${count === 1 ? "" : "s"}`;
-
-function groupsOf(values, keyOf) {
-  const groups = new Map();
-  for (const value of values) groups.set(keyOf(value), [...(groups.get(keyOf(value)) ?? []), value]);
-  return groups;
+/** Random numbers in (0, 1), the same for the same seed (Park and Miller 1988). */
+function randomNumbers(seed) {
+  let state = seed + 1;
+  const next = () => (state = (state * 48271) % 2147483647) / 2147483647;
+  for (let step = 0; step < 9; step++) next(); // small seeds begin with small numbers
+  return next;
 }
 
-/** The same random numbers in [0, 1) each time (mulberry32). */
-function randomNumbers() {
-  let state = 0;
-  return () => {
-    state = (state + 0x6d2b79f5) | 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
-
-function shuffled(rows) {
-  const [random, found] = [randomNumbers(), [...rows]];
+function shuffled(rows, seed) {
+  const [random, found] = [randomNumbers(seed), [...rows]];
   for (let at = found.length - 1; at > 0; at--) {
     const other = Math.floor(random() * (at + 1));
     [found[at], found[other]] = [found[other], found[at]];

@@ -9,7 +9,6 @@ const [EXACT, ROUGH] = [1e-6, 1e-3]; // the second for folds: probabilities with
 const MOST_STEPS = 1000;
 const MEMORY = 10; // steps that L-BFGS remembers
 const FOLDS = 5;
-const Z = 1.959964; // of 95% intervals
 export const STRENGTH = 0.1; // C: a search for it on 20 labels often ends at answers of one class
 
 /**
@@ -67,32 +66,6 @@ export function foldsOf(labels, K) {
   return Array.from(labels, (label) => next[label]++ % FOLDS);
 }
 
-/**
- * How well probabilities (N, K) agree with the labels: {value, low, high, answers, confused}.
- *
- * The accuracy with Wilson's 95% interval, the class that each picture gets, and the pair of label and answer that is
- * the most frequent error, {label, said, count}, or null.
- */
-export function judged(probabilities, labels, K) {
-  const answers = Int32Array.from(labels, (_, n) => largest(probabilities.subarray(n * K, (n + 1) * K)));
-  const pairs = new Map();
-  for (const [n, said] of answers.entries()) {
-    if (said !== labels[n]) pairs.set(labels[n] * K + said, (pairs.get(labels[n] * K + said) ?? 0) + 1);
-  }
-  const wrong = [...pairs.values()].reduce((sum, count) => sum + count, 0);
-  const [pair, count] = [...pairs].reduce((most, each) => (each[1] > most[1] ? each : most), [0, 0]);
-  const confused = count ? { label: Math.floor(pair / K), said: pair % K, count } : null;
-  return { ...wilson(labels.length - wrong, labels.length), answers, confused };
-}
-
-/** A share with its 95% interval (Wilson 1927). */
-export function wilson(right, total) {
-  const [value, spread] = [right / total, Z ** 2 / total];
-  const centre = (value + spread / 2) / (1 + spread);
-  const half = (Z / (1 + spread)) * Math.sqrt((value * (1 - value)) / total + spread / (4 * total));
-  return { value, low: right === 0 ? 0 : centre - half, high: right === total ? 1 : centre + half };
-}
-
 /** The place of the largest number. */
 export function largest(numbers) {
   return numbers.reduce((best, value, at) => (value > numbers[best] ? at : best), 0);
@@ -105,7 +78,8 @@ export function rowsOf(features, rows, D) {
   return found;
 }
 
-function countsOf(labels, K) {
+/** How many labels there are of each class (K). */
+export function countsOf(labels, K) {
   const counts = Array(K).fill(0);
   for (const label of labels) counts[label]++;
   return counts;
