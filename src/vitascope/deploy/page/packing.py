@@ -126,6 +126,12 @@ def packed(model: VisionTransformer, rounding: Rounding) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in (tensors | _tables(model)).items()}
 
 
+def position_weights(model: VisionTransformer) -> dict[str, Tensor]:
+    """The weights that `packed` leaves out, for a page that exports the model."""
+    state = model.state_dict().items()
+    return {name: value.flatten().float().clone() for name, value in state if name.startswith("positions.")}
+
+
 def _products(model: VisionTransformer) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
     """The layers that are matrix products, by name."""
     for name, layer in model.named_modules():

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import save
 
 from vitascope.analysis.explain.methods import METHODS
@@ -27,6 +28,7 @@ from vitascope.deploy.page.packing import (
     body_of,
     check_held,
     packed,
+    position_weights,
     program_options,
     rounded,
 )
@@ -37,11 +39,17 @@ from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
 from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.features import OWN
 from vitascope.models.engines.runtimes import name_of, sets_of
+from vitascope.models.heads import output_layers
+from vitascope.models.sizes import architecture_record
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.agreement import Agreement, agreement
+from vitascope.models.weights.families.own import MODEL_TYPE
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.storage import check_room, make_folder, replacing
+from vitascope.training.linear.head import headed, with_head
 from vitascope.training.run.run import load_with_run
 
 log = logging.getLogger(__name__)
@@ -155,7 +163,10 @@ def page(
     ]
     offered = choose_samples([] if learn and samples is None else samples, models[0].engine, tests)
     site = LEARNING if learn else EXPLORER
-    contents = [save(packed(each.rounded, weights)) for each in models]
+    contents = [
+        save(packed(each.rounded, weights) | (position_weights(each.rounded) if learn else {}))
+        for each in models
+    ]
     make_folder(path.parent)
     check_room(path, sum(map(len, contents)) * 4 // 3)
     with replacing(path) as aside:
@@ -238,8 +249,32 @@ def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples, 
 
 
 def learning_data(model: HeldModel, weights: Rounding, title: str) -> dict[str, Any]:
-    """What `web/learn` reads: the name of its storage, by what the features depend on."""
-    return {"digest": f"{model.engine.body_digest} {weights}"}
+    """What `web/learn` reads: the name of its storage, by what the features depend on; the page and the model
+    that it exports, but for the head."""
+    body = model.rounded
+    config = headed(body.config, OWN, ("", "other"), "exclusive")
+    weight = np.zeros((2, body.config.feature_dim))
+    answering = TorchEngine(with_head(body, config, weight, weight[:, 0]), device="cpu")
+    answering.name = f"{model.engine.name} with a learned head".strip()
+    begin, end = EXPLORER.frame(title)
+    record = {"model_type": MODEL_TYPE, **architecture_record(config)}
+    return {
+        "digest": f"{model.engine.body_digest} {weights}",
+        "explorer": {
+            **{"begin": begin, "end": end, "program": EXPLORER.programs()[1]},
+            "texts": json.loads(EXPLORER.texts()["chinese.json"]),
+        },
+        "answering": model_data(answering, weights),
+        "heads": [
+            name
+            for name, layer in answering.model.named_modules()
+            if layer in output_layers(answering.model.head)
+        ],
+        "model": {
+            "shapes": {name: list(value.shape) for name, value in body.state_dict().items()},
+            **{"config": record, "preprocessor": preprocess_of(body).to_dict()},
+        },
+    }
 
 
 def model_data(engine: TorchEngine, weights: Rounding) -> dict[str, Any]:

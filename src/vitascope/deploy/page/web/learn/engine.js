@@ -3,19 +3,26 @@
 // Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id], name},
 // where a label before and after is {name, source, random} or null, and `name` is that of a new class.
 
+import { modelFile, pageFile } from "./export.js";
 import { FEW, RANDOM } from "./order.js";
 import { largest } from "./regression.js";
 import { fetchFeatures, openTasks, pageData } from "./server.js";
 import { Storage } from "./storage.js";
+import { offerTools } from "./tools.js";
 
 const [SIDE, QUALITY] = [128, 0.6]; // of thumbnails: 3 kB
 const AHEAD = 36; // pictures whose order is computed at once
 const AT_ONCE = 2; // pictures that are added at the same time: one is decoded while the model reads another
+const FIRST = 12; // pictures that are shown as soon as they are there
 const PATIENCE = 20_000; // milliseconds that `state` waits for a change
 const TOLD = 5; // pictures that cannot be read, by name
 
-/** What the engine can do beside labelling. */
-export const abilities = { add, cancel, exports: [] };
+/** What the engine does beside labelling. */
+export const abilities = { begin: ({ attempt }) => offerTools({ attempt, add, cancel, files: FILES }) };
+const FILES = [
+  { title: "Save a page that answers", name: "classifier.html", make: () => exported("page") },
+  { title: "Save the model", name: "classifier.safetensors", make: () => exported("run") },
+];
 
 /** A failed request: a sentence, and a status as the server's have. */
 export class EngineError extends Error {
@@ -313,17 +320,25 @@ function margin(id) {
   return [shares[a] - shares[b], `${fit.names[a]} or ${fit.names[b]}, ${share(a)} to ${share(b)}`];
 }
 
+/** A file of the classifier, as a Blob: a "page" that answers, or a "run", a model for vitascope. */
+export async function exported(kind) {
+  await opened;
+  if (!fit) throw new EngineError(409, "There is no classifier yet: label pictures of two classes.");
+  const classifier = { names: fit.names, ...fit.map };
+  return kind === "page" ? pageFile(classifier) : modelFile(classifier);
+}
+
 // Pictures that are added
 
-/** Read pictures and keep them; those that cannot be read are named in the state's notes. */
-export async function add(files) {
+/** Read pictures and keep them, and call `first` with the first ones; the notes name those that cannot be read. */
+export async function add(files, first = () => {}) {
   await opened;
   const isFirst = !adding;
   adding ??= { total: 0, done: 0, queue: [] };
   adding.queue = adding.queue.concat([...files]);
   adding.total += files.length;
   change(false);
-  if (isFirst) adding.finished = finishAdding(adding);
+  if (isFirst) adding.finished = finishAdding(adding, openRows().length ? () => {} : first);
   return adding.finished;
 }
 
@@ -335,12 +350,13 @@ export function cancel() {
   change(false);
 }
 
-async function finishAdding(run) {
+async function finishAdding(run, first) {
   const work = async () => {
     while (run.queue.length) {
       await addOne(run.queue.shift());
       run.done++;
       run.begun ??= performance.now(); // the first picture waits for the model
+      if (run.done === FIRST) first();
       change(false);
     }
   };
@@ -351,6 +367,7 @@ async function finishAdding(run) {
     order = null;
     change();
   }
+  if (run.done < FIRST) first();
   return snapshot();
 }
 
