@@ -1,0 +1,101 @@
+// The pictures of a view that are on the page, and those that come after them.
+
+import { at } from "./elements.js";
+import { pictures, thumbnail } from "./engine.js";
+
+const NARROW = matchMedia("(max-width: 40rem)"); // as in style.css
+const LEFT = 4; // pictures without an answer when the next ones are fetched
+
+/** Pixels of a picture in the grid. */
+export const SIDE = 480;
+
+export class Batch {
+  view = "next";
+  name = ""; // the class of the view, if it has one
+  times = 1; // as many pictures as usual
+  pictures = [];
+  place = 0; // of the current picture
+  total = null; // not known yet
+  seen = new Map(); // id -> picture, of all that were shown
+  handled = new Set(); // ids of those that are labelled or skipped
+  ahead = null; // the promise of the pictures after these
+  asked = 0;
+
+  get current() {
+    return this.pictures[this.place];
+  }
+
+  get count() {
+    return this.times * (NARROW.matches ? 6 : 12);
+  }
+
+  get left() {
+    return this.pictures.filter(({ id }) => !this.handled.has(id));
+  }
+
+  /** Show the first pictures of a view, or `ahead` if it has some that are not labelled meanwhile. */
+  async open(view, name = "", times = 1, ahead = null) {
+    const asked = ++this.asked;
+    Object.assign(this, { view, name, times, ahead: null });
+    const fresh = ((await ahead)?.pictures ?? []).filter(({ id }) => !this.handled.has(id));
+    const found = fresh.length ? { pictures: fresh, total: this.total } : await pictures(view, this.count, name);
+    if (asked !== this.asked) return; // another view was opened meanwhile
+    Object.assign(this, { place: 0, total: found.total });
+    this.pictures = found.pictures.slice(0, this.count).map((one) => {
+      const picture = Object.assign(this.seen.get(one.id) ?? { past: [] }, one);
+      if (!picture.pending) this.handled.delete(one.id);
+      this.seen.set(one.id, picture);
+      return picture;
+    });
+  }
+
+  /** Fetch the pictures after these, and their thumbnails, if few are left here. */
+  prepare() {
+    if (this.view === "next" && this.left.length <= LEFT) this.ahead ??= this.after().catch(() => null); // then later
+  }
+
+  async after() {
+    const found = await pictures("next", this.count + this.left.length);
+    found.pictures = found.pictures.filter(({ id }) => !this.pictures.some((shown) => shown.id === id));
+    for (const { id } of found.pictures) new Image().src = await thumbnail(id, SIDE);
+    return found;
+  }
+
+  /** Change those of the pictures that were shown. */
+  change(ids, isHandled, change) {
+    for (const id of ids) {
+      this.handled[isHandled ? "add" : "delete"](id);
+      if (this.seen.has(id)) change(this.seen.get(id));
+    }
+  }
+
+  /** What the engine has saved: labels, null for none, or undefined for skipped pictures. */
+  finish(ids, labels) {
+    this.change(ids, labels !== null, (picture) => {
+      picture.past.push(picture.labels);
+      Object.assign(picture, { pending: "", skipped: labels === undefined, labels: labels ?? null });
+    });
+  }
+
+  /** What the engine took back; the first of the pictures becomes the current one. */
+  restore(ids) {
+    const back = (picture) => Object.assign(picture, { labels: picture.past.pop() ?? null, skipped: false });
+    this.change(ids, false, back);
+    const first = this.seen.get(ids[0]);
+    if (!first) return this.open(this.view, this.name);
+    if (!this.pictures.includes(first)) this.pictures = [first, ...this.pictures].slice(0, this.count);
+    this.place = this.pictures.indexOf(first);
+  }
+
+  /** Go on to the next picture without an answer, or else to the next one. */
+  advance() {
+    const after = this.pictures.map((_, step) => (this.place + 1 + step) % this.pictures.length);
+    this.place = after.find((place) => this.left.includes(this.pictures[place])) ?? after[0];
+  }
+
+  /** Go to a picture beside the current one. */
+  move(right, down) {
+    const columns = getComputedStyle(at("grid")).gridTemplateColumns.split(" ").length;
+    if (this.pictures[this.place + right + down * columns]) this.place += right + down * columns;
+  }
+}

@@ -1,0 +1,61 @@
+// The classes as buttons with keys, and the field that adds a class, or finds one by the beginning of its name.
+
+import { at, fill, make, whole } from "./elements.js";
+
+const KEYS = 9; // classes that have a key
+const folded = (text) => text.normalize("NFC").trim().toLowerCase();
+let names = [];
+
+/** Draw the buttons: pressed for the labels of the current picture, marked for its suggestion. */
+export function drawClasses(classes, picture, choose) {
+  names = classes.map(({ name }) => name);
+  at("name").placeholder = ["New class, or find one", "New class", "First class, such as cat"][names.length > KEYS ? 0 : names.length ? 1 : 2];
+  const labels = picture?.draft ?? picture?.labels ?? [];
+  const suggested = picture?.suggestion?.label;
+  const button = ({ name, count }, place) => {
+    const key = place < KEYS ? [make("kbd", {}, `${place + 1}`)] : [];
+    const parts = [...key, make("span", { className: "name" }, name), make("b", {}, whole(count))];
+    const looks = { type: "button", ariaPressed: labels.includes(name), className: name === suggested ? "suggested" : "" };
+    return make("button", { ...looks, onclick: () => choose(name) }, ...parts);
+  };
+  fill(at("classes"), [classes, labels, suggested], () => classes.map(button));
+}
+
+/** The class of a key, if it is one of a class. */
+export const classOf = (key) => (key >= 1 && key <= KEYS ? names[key - 1] : undefined);
+
+/** The class of a text: with many classes the first that begins with it, else that of this name, which may be new. */
+function meant(text) {
+  const begin = names.filter((name) => folded(name).startsWith(folded(text)));
+  const same = begin.find((name) => folded(name) === folded(text));
+  return same ?? (names.length > KEYS ? begin[0] : null) ?? text;
+}
+
+/** Listen to the field: `choose(name)` gets a class, which may be new; `leave()` ends the typing. */
+export function listenToField(choose, leave) {
+  const typed = () => at("name").value.normalize("NFC").trim();
+  const show = () => {
+    const [kind, name, other] = at("enter").children;
+    const isNew = meant(typed()) === typed() && !names.includes(typed());
+    at("enter").hidden = !typed();
+    kind.textContent = isNew ? "Enter: new class" : "Enter:";
+    name.textContent = meant(typed());
+    other.hidden = folded(meant(typed())) === folded(typed());
+  };
+  const end = (name) => {
+    at("name").value = "";
+    show();
+    leave();
+    if (name) choose(name);
+  };
+  at("name").addEventListener("input", show);
+  at("name").addEventListener("keydown", (event) => {
+    if (event.key === "Escape") end();
+    if (event.key === "Enter" && event.shiftKey) end(typed());
+  });
+  at("adding").addEventListener("submit", (event) => {
+    event.preventDefault();
+    end(typed() && meant(typed()));
+  });
+  show();
+}
