@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,15 @@ def test_second_tab_is_told_so(visit: Visit, folder: Path) -> None:
     assert "open in another tab" in str(second.text_content("#fault"))
     second.close()
     ask(visit, "decide", [{"id": 0, "labels": ["a"]}])
+
+
+def test_pictures_of_other_days_are_judged_by_classifiers_without_them(visit: Visit, folder: Path) -> None:
+    for number, file in enumerate(sorted(folder.iterdir())):
+        day = 1.7e9 + 86_400 * (number % 3)
+        os.utime(file, (day, day))
+    add(visit, *folder.iterdir())
+    [note] = label_all(visit, 15)["notes"]
+    assert re.fullmatch(r"Of pictures taken at other times, \d+% \(\d+% to \d+%\) are answered right.", note)
 
 
 def test_full_storage_is_an_error_and_what_failed_can_be_repeated(visit: Visit, folder: Path) -> None:

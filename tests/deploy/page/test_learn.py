@@ -8,14 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 from scipy.special import betaincinv
 from sklearn.linear_model import LogisticRegression as Reference
 from sklearn.preprocessing import StandardScaler
 
+import vitascope as vs
+from tests.models import VARIANTS, small_model
 from vitascope.analysis.probing.label_errors import suspects
 from vitascope.data.measures import wilson_interval
 from vitascope.data.targets import ClassIndices
 from vitascope.deploy.page.document import LEARNING
+from vitascope.errors import UserError
+from vitascope.models.weights.files import CheckpointError
 from vitascope.training.linear.classifiers import LogisticRegression
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="the page's program needs node here")
@@ -220,3 +226,30 @@ def test_few_or_equal_pictures_have_an_order(program: Path, N: int) -> None:
     assert len(order(program, features, [], 50, margins=False)) == N
     assert len(order(program, np.ones((N, 5)), [], 50, margins=False)) == N
     assert order(program, features, list(range(N)), 5, margins=True) == []
+
+
+def test_what_no_page_can_hold_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="one model: omit beside"):
+        vs.page(small_model(), tmp_path / "a.html", beside=small_model(), learn=True)
+    with pytest.raises(UserError, match="not of attention 'window'"):
+        vs.page(small_model(**VARIANTS["window"]), tmp_path / "a.html", learn=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_inside_a_file_are_checked(tmp_path: Path) -> None:
+    vs.save_pretrained(small_model(), tmp_path)
+    settings = {
+        "config": json.loads((tmp_path / "config.json").read_text()),
+        "preprocessor": json.loads((tmp_path / "preprocessor_config.json").read_text()),
+    }
+    file = tmp_path / "elsewhere" / "a.safetensors"
+    file.parent.mkdir()
+    state = small_model().state_dict()
+    save_file(state, file, {"vitascope": json.dumps(settings)})
+    model = vs.from_pretrained(file)
+    assert model.config == small_model().config
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    for inside in ("{", "[]", '{"config": 1}'):
+        save_file(state, file, {"vitascope": inside})
+        with pytest.raises(CheckpointError):
+            vs.from_pretrained(file)

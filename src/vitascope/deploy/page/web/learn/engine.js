@@ -4,7 +4,7 @@
 // where a label before and after is {name, source, random} or null, and `name` is that of a new class.
 
 import { modelFile, pageFile } from "./export.js";
-import { FEW, RANDOM } from "./order.js";
+import { FEW, RANDOM, shuffled } from "./order.js";
 import { largest } from "./regression.js";
 import { fetchFeatures, openTasks, pageData } from "./server.js";
 import { Storage } from "./storage.js";
@@ -18,32 +18,19 @@ const PATIENCE = 20_000; // milliseconds that `state` waits for a change
 const TOLD = 5; // pictures that cannot be read, by name
 
 /** What the engine does beside labelling. */
-export const abilities = { begin: ({ attempt }) => offerTools({ attempt, add, cancel, files: FILES }) };
-const FILES = [
-  { title: "Save a page that answers", name: "classifier.html", make: () => exported("page") },
-  { title: "Save the model", name: "classifier.safetensors", make: () => exported("run") },
-];
-
-/** A failed request: a sentence, and a status as the server's have. */
-export class EngineError extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
+export const abilities = { begin: ({ attempt }) => offerTools({ attempt, add, cancel, exported }) };
 
 const album = []; // pictures by id: {name, session, label, skipped, at, random}
 const hashes = new Set(); // of their files
 const log = [];
 const faults = []; // sentences about pictures that were not added
+const waiting = []; // those who are told of a new version
 let version = 0;
-const waiting = []; // those who are told when it changes
 let adding = null; // {queue, total, done, begun, finished}
-let failure = ""; // why there is no classifier
-let [fit, fits, fitting, stale] = [null, 0, false, false];
+let [fit, fits, fitting, stale, failure] = [null, 0, false, false, ""];
 let order = null; // the promise of the pictures to label next
 let [storage, learner] = [null, null];
-let saving = Promise.resolve(); // what is saved is saved one after another
+let saving = Promise.resolve(); // the last of what is saved one after another
 const opened = open();
 opened.catch(() => {}); // every request throws it
 
@@ -51,16 +38,16 @@ async function open() {
   storage = await Storage.open(`vitascope ${pageData.learning.digest}`);
   const kept = await storage.read();
   learner = await openTasks();
-  for (const [id, { features, hash, ...picture }] of kept.pictures.entries()) {
-    Object.assign(album, { [id]: { ...picture, label: null, skipped: false, at: 0 } });
+  for (const { features, hash, ...picture } of kept.pictures) {
     hashes.add(hash);
-    await keep(features);
+    await take(picture, features);
   }
   for (const entry of kept.log) apply(entry);
   change();
 }
 
-function keep(features) {
+function take(picture, features) {
+  album.push({ ...picture, label: null, skipped: false, at: 0 });
   return learner.ask({ do: "keep", values: features, width: features.length });
 }
 
@@ -79,31 +66,41 @@ function apply(entry) {
   for (const id of entry.skipped) album[id].skipped = true;
 }
 
-/** Save an entry, then apply it; `of` makes it once all before is saved. */
-async function save(of) {
+/** Do something after all that is being saved. */
+async function inTurn(act) {
   await opened;
-  const done = saving.then(async () => {
+  const done = saving.then(act);
+  saving = done.catch(() => {});
+  return done;
+}
+
+/** Save what `of` makes in its turn, then apply it. */
+function save(of) {
+  return inTurn(async () => {
     const entry = { time: new Date().toISOString(), changes: [], skipped: [], ...of() };
     apply({ ...entry, key: await storage.append(entry) });
     change();
     return snapshot();
   });
-  saving = done.catch(() => {});
-  return done;
 }
 
-function labelsOf(ids, label) {
-  for (const id of ids) if (!(id in album)) throw new EngineError(404, `There is no picture ${id}.`);
-  return ids.map((id) => [id, album[id].label, label]);
-}
-
+const percent = ({ value, low, high }) => `${share(value)} (${share(low)} to ${share(high)})`;
+const share = (value) => `${Math.round(100 * value)}%`;
 const several = (count) => `${count.toLocaleString("en")} picture${count === 1 ? "" : "s"}`;
-const canonical = (name) => name.normalize("NFC").trim();
+
+/** The name of a class, as it is compared. */
+function canonical(text) {
+  const name = text.normalize("NFC").trim();
+  if (!name) throw new Error("A class needs a name.");
+  return name;
+}
 
 /** The classes with their pictures, in the order in which they were named. */
 function classes() {
   const counts = new Map();
-  for (const { name, changes } of log) for (const one of [name, ...changes.map(([, , after]) => after?.name)]) if (one) counts.set(one, 0);
+  for (const { name, changes } of log) {
+    for (const one of [name, ...changes.map(([, , after]) => after?.name)]) if (one) counts.set(one, 0);
+  }
   for (const { label } of album) if (label) counts.set(label.name, counts.get(label.name) + 1);
   return [...counts].map(([name, count]) => ({ name, count }));
 }
@@ -123,9 +120,9 @@ export async function state(after) {
 
 export async function decide(decisions) {
   return save(() => {
-    const changes = decisions.flatMap(({ id, labels }) => {
-      if (labels && (labels.length !== 1 || !canonical(labels[0]))) throw new EngineError(400, "A picture has one label here.");
-      return labelsOf([id], labels && { name: canonical(labels[0]), source: "looked", random: album[id].random });
+    const changes = decisions.map(({ id, labels }) => {
+      const { label, random } = album[id];
+      return [id, label, labels && { name: canonical(labels[0]), source: "looked", random }];
     });
     const names = new Set(changes.map(([, , after]) => after?.name ?? "label taken away"));
     return { text: `${[...names].join(", ")} (${several(changes.length)})`, changes };
@@ -133,29 +130,26 @@ export async function decide(decisions) {
 }
 
 export async function skip(ids) {
-  return save(() => ({ text: `skipped (${several(labelsOf(ids).length)})`, skipped: ids }));
+  return save(() => ({ text: `skipped (${several(ids.length)})`, skipped: ids }));
 }
 
-export async function addClass(name) {
-  const own = canonical(name);
-  if (!own) throw new EngineError(400, "A class needs a name.");
+export async function addClass(text) {
   await opened;
-  if (classes().some((one) => one.name === own)) return snapshot();
-  return save(() => ({ text: `class ${own}`, name: own }));
+  const name = canonical(text);
+  return classes().some((one) => one.name === name) ? snapshot() : save(() => ({ text: `class ${name}`, name }));
 }
 
-export async function accept(label, number) {
+export async function accept(name, number) {
   return save(() => {
-    if (number !== fit?.number) throw new EngineError(409, "The classifier is another one by now: look at its pictures again.");
-    const changes = labelsOf(doubtful(label), { name: label, source: "accepted" });
-    return { text: `${label} (${several(changes.length)}, accepted)`, changes };
+    if (number !== fit?.number) throw new Error("The classifier is another one by now: look at its pictures again.");
+    const changes = doubtful(name).map((id) => [id, null, { name, source: "accepted" }]);
+    return { text: `${name} (${several(changes.length)}, accepted)`, changes };
   });
 }
 
 export async function undo() {
-  await opened;
-  const done = saving.then(async () => {
-    if (!log.length) throw new EngineError(409, "There is nothing to undo.");
+  return inTurn(async () => {
+    if (!log.length) throw new Error("There is nothing to undo.");
     const { key, changes, skipped } = log.at(-1);
     await storage.drop(key);
     log.pop();
@@ -164,32 +158,28 @@ export async function undo() {
     change();
     return { ...snapshot(), ids: [...changes.map(([id]) => id), ...skipped] };
   });
-  saving = done.catch(() => {});
-  return done;
 }
 
 /** {pictures, total} of a view, as the server has it. */
-export async function pictures(view, count, label) {
+export async function pictures(view, count, name) {
   await opened;
-  const found = view === "next" ? await next(count) : VIEWS[view](label).map((id) => ({ id }));
-  if (view === "next") for (const { id, reason } of found.slice(0, count)) album[id].random = reason === RANDOM;
-  const total = view === "next" ? album.filter(({ label }) => !label).length : found.length;
-  return { pictures: found.slice(0, count).map(described), total };
+  const ids = { doubtful, suspects, labelled }[view]?.(name);
+  const found = ids?.map((id) => ({ id })) ?? (await next(count));
+  const shown = found.slice(0, count);
+  if (view === "next") for (const { id, reason } of shown) album[id].random = reason === RANDOM;
+  return { pictures: shown.map(described), total: ids ? ids.length : album.filter(({ label }) => !label).length };
 }
 
-const VIEWS = {
-  doubtful: (label) => doubtful(label),
-  suspects: () => suspects(),
-  labelled(label) {
-    const ids = [...album.keys()].filter((id) => album[id].label && (label ?? album[id].label.name) === album[id].label.name);
-    return ids.sort((a, b) => album[b].at - album[a].at);
-  },
-};
+/** The ids of pictures of a class, or all if it is empty, the newest first. */
+function labelled(name) {
+  const ids = [...album.keys()].filter((id) => album[id].label && (!name || album[id].label.name === name));
+  return ids.sort((a, b) => album[b].at - album[a].at);
+}
 
 /** The address of a thumbnail. */
 export async function thumbnail(id) {
   await opened;
-  return URL.createObjectURL(new Blob([await storage.thumbnail(id)], { type: "image/jpeg" }));
+  return (album[id].url ??= URL.createObjectURL(new Blob([await storage.thumbnail(id)], { type: "image/jpeg" })));
 }
 
 function described({ id, reason = "", copies = [] }) {
@@ -206,8 +196,8 @@ function snapshot() {
   const sources = { looked: 0, accepted: 0, given: 0 };
   for (const { label } of album) if (label) sources[label.source]++;
   const coming = adding ? adding.total - adding.done : 0;
-  const told = faults.slice(0, TOLD);
-  if (faults.length > TOLD) told.push(`… and ${several(faults.length - TOLD)} more`);
+  const more = faults.length > TOLD && `… and ${several(faults.length - TOLD)} more`;
+  const other = fit?.elsewhere && `Of pictures taken at other times, ${percent(fit.elsewhere)} are answered right.`;
   return {
     version,
     out: "labels.csv",
@@ -222,7 +212,7 @@ function snapshot() {
     classes: classes(),
     undo: log.at(-1)?.text ?? null,
     fitting,
-    notes: failure ? [...told, failure] : told,
+    notes: [other, ...faults.slice(0, TOLD), more, failure].filter(Boolean),
     fit: fit && shown(),
   };
 }
@@ -240,12 +230,12 @@ async function refresh() {
     fit = null;
     return;
   }
-  const judges = rows.map((id) => album[id].label.random);
   fitting = true;
+  const [judges, sessions] = [rows.map((id) => album[id].label.random), rows.map((id) => album[id].session)];
   try {
-    const { tensors, ...found } = await learner.ask({ do: "fit", rows, labels, K: names.length, judges });
-    fit = { ...found, number: ++fits, names, rows, labels, p: tensors.probabilities.data, out: tensors.out.data };
-    fit.place = new Map(rows.map((id, at) => [id, at]));
+    const { tensors, ...found } = await learner.ask({ do: "fit", rows, labels, K: names.length, judges, sessions });
+    const place = new Map(rows.map((id, at) => [id, at]));
+    fit = { ...found, number: ++fits, names, rows, labels, place, p: tensors.probabilities.data, out: tensors.out.data };
     failure = "";
   } catch (error) {
     failure = `The classifier was not fitted: ${error.message}`;
@@ -316,16 +306,14 @@ function margin(id) {
   const shares = sharesOf(id);
   if (!shares) return [0, ""];
   const [a, b] = [...shares.keys()].sort((one, other) => shares[other] - shares[one]);
-  const share = (k) => `${Math.round(100 * shares[k])}%`;
-  return [shares[a] - shares[b], `${fit.names[a]} or ${fit.names[b]}, ${share(a)} to ${share(b)}`];
+  return [shares[a] - shares[b], `${fit.names[a]} or ${fit.names[b]}, ${share(shares[a])} to ${share(shares[b])}`];
 }
 
 /** A file of the classifier, as a Blob: a "page" that answers, or a "run", a model for vitascope. */
 export async function exported(kind) {
   await opened;
-  if (!fit) throw new EngineError(409, "There is no classifier yet: label pictures of two classes.");
-  const classifier = { names: fit.names, ...fit.map };
-  return kind === "page" ? pageFile(classifier) : modelFile(classifier);
+  if (!fit) throw new Error("There is no classifier yet: label pictures of two classes.");
+  return { page: pageFile, run: modelFile }[kind]({ names: fit.names, ...fit.map });
 }
 
 // Pictures that are added
@@ -335,7 +323,7 @@ export async function add(files, first = () => {}) {
   await opened;
   const isFirst = !adding;
   adding ??= { total: 0, done: 0, queue: [] };
-  adding.queue = adding.queue.concat([...files]);
+  adding.queue = shuffled([...adding.queue, ...files], adding.total); // so that the first ones are like all
   adding.total += files.length;
   change(false);
   if (isFirst) adding.finished = finishAdding(adding, openRows().length ? () => {} : first);
@@ -363,12 +351,11 @@ async function finishAdding(run, first) {
   try {
     await Promise.all(Array.from({ length: AT_ONCE }, work));
   } finally {
-    adding = null;
-    order = null;
+    run.queue = []; // after an error, such as that of a full disk
+    adding = order = null;
     change();
   }
   if (run.done < FIRST) first();
-  return snapshot();
 }
 
 async function addOne(file) {
@@ -376,23 +363,25 @@ async function addOne(file) {
   const bytes = await file.arrayBuffer();
   const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)).slice(0, 16).join(" ");
   if (hashes.has(hash)) return; // this file is here
+  hashes.add(hash);
   let found = null;
   try {
     found = await fetchFeatures(file, thumbnailOf);
   } catch (error) {
-    const isHeic = /\.hei[cf]$/i.test(name) || /hei[cf]/.test(file.type);
+    const isHeic = /\.hei[cf]$/i.test(name);
     faults.push(`${name}: ${isHeic ? "HEIC, which this browser cannot read: save it as JPEG" : error.message}`);
+    hashes.delete(hash);
     return;
   }
-  const picture = { name, session: new Date(file.lastModified).toISOString().slice(0, 10), hash };
-  hashes.add(hash);
-  const kept = saving.then(async () => {
-    await storage.addPicture(album.length, { ...picture, features: found.features }, found.seen);
-    album.push({ ...picture, label: null, skipped: false, at: 0 });
-    await keep(found.features);
+  const picture = { name, session: new Date(file.lastModified).toISOString().slice(0, 10) };
+  const kept = inTurn(async () => {
+    await storage.addPicture(album.length, { ...picture, hash, features: found.features }, found.seen);
+    await take(picture, found.features);
   });
-  saving = kept.catch(() => hashes.delete(hash));
-  return kept;
+  await kept.catch((error) => {
+    hashes.delete(hash);
+    throw error;
+  });
 }
 
 /** A small JPEG of a picture, on white. */

@@ -3,7 +3,7 @@
 import { evidenceOf } from "./evidence.js";
 import { joined, plain } from "./numbers.js";
 import { Order, directions } from "./order.js";
-import { fitted, heldOut, probabilitiesOf, rowsOf } from "./regression.js";
+import { FOLDS, fitted, heldOut, probabilitiesOf, rowsOf } from "./regression.js";
 import { simdKernel } from "./simd.js";
 import { tasks } from "./worker.js";
 
@@ -27,15 +27,19 @@ tasks.keep = ({ values, width }) => {
 };
 
 /**
- * Fit rows with labels below K: the classifier, the `probabilities` (N, K) of all pictures, those of the rows by
- * classifiers that did not see them, `out` (n, K), and what these tell.
+ * Fit rows with labels below K: the classifier `map`, the `probabilities` (N, K) of all pictures, those of the rows by
+ * classifiers that did not see them, `out` (n, K), and what these tell. `elsewhere` is the accuracy of classifiers that
+ * saw no picture of the same session.
  */
-tasks.fit = ({ rows, labels, K, judges }) => {
+tasks.fit = ({ rows, labels, K, judges, sessions }) => {
   const own = rowsOf(all(), rows, D);
   const map = fitted(own, labels, K);
   const out = heldOut(own, labels, K);
   const tensors = { probabilities: { data: probabilitiesOf(features, map) }, out: { data: out } };
-  return { map, evidence: evidenceOf(out, labels, K, judges), tensors };
+  const names = [...new Set(sessions)];
+  const folds = sessions.map((session) => names.indexOf(session) % FOLDS);
+  const elsewhere = names.length > 1 ? evidenceOf(heldOut(own, labels, K, folds), labels, K, judges).score : null;
+  return { map, evidence: evidenceOf(out, labels, K, judges), elsewhere, tensors };
 };
 
 tasks.next = ({ open, labelled, count, margins }) => {

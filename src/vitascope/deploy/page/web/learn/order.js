@@ -127,7 +127,8 @@ function randomNumbers(seed) {
   return next;
 }
 
-function shuffled(rows, seed) {
+/** A list in a random order, the same for the same seed. */
+export function shuffled(rows, seed) {
   const [random, found] = [randomNumbers(seed), [...rows]];
   for (let at = found.length - 1; at > 0; at--) {
     const other = Math.floor(random() * (at + 1));

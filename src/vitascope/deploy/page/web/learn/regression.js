@@ -8,8 +8,8 @@ import { dot, softmax } from "./numbers.js";
 const [EXACT, ROUGH] = [1e-6, 1e-3]; // the second for folds: probabilities within a few thousandths
 const MOST_STEPS = 1000;
 const MEMORY = 10; // steps that L-BFGS remembers
-const FOLDS = 5;
-export const STRENGTH = 0.1; // C: a search for it on 20 labels often ends at answers of one class
+export const FOLDS = 5;
+const STRENGTH = 0.1; // C: a search for it on 20 labels often ends at answers of one class
 
 /**
  * Fit features (N, D) of pictures with labels (N): {weight (K, D), bias (K)} of raw features.
@@ -26,14 +26,11 @@ export function fitted(features, labels, K, strength = STRENGTH, tolerance = EXA
   const { mean, scale, X } = standardized(features, N, D);
   const C = present.length === 2 ? strength / 2 : strength; // two weights share the penalty of one
   const places = Int32Array.from(labels, (label) => present.indexOf(label));
-  const shares = present.map((k) => counts[k] / N);
-  const solution = solved(X, places, shares, C, tolerance);
+  const solution = solved(X, places, present.map((k) => counts[k] / N), C, tolerance);
   present.forEach((k, place) => {
-    bias[k] = solution[present.length * D + place];
-    for (let i = 0; i < D; i++) {
-      weight[k * D + i] = solution[place * D + i] / scale[i];
-      bias[k] -= weight[k * D + i] * mean[i];
-    }
+    const own = weight.subarray(k * D, (k + 1) * D);
+    own.forEach((_, i) => (own[i] = solution[place * D + i] / scale[i]));
+    bias[k] = solution[present.length * D + place] - dot(own, mean);
   });
   return { weight, bias };
 }
@@ -42,20 +39,19 @@ export function fitted(features, labels, K, strength = STRENGTH, tolerance = EXA
 export function probabilitiesOf(features, { weight, bias }) {
   const [K, D] = [bias.length, weight.length / bias.length];
   const p = new Float64Array((features.length / D) * K);
-  for (let from = 0, to = 0; from < features.length; from += D, to += K) rowLogits(features, from, weight, bias, p, to);
+  for (let row = 0; row * K < p.length; row++) logits(features, row, weight, bias, p.subarray(row * K, (row + 1) * K));
   return softmax(p, K);
 }
 
 /** The probabilities (N, K) of labelled pictures, each by a regression of the other folds. */
 export function heldOut(features, labels, K, folds = foldsOf(labels, K)) {
-  const [N, D] = [labels.length, features.length / labels.length];
-  const found = new Float64Array(N * K);
+  const [D, found] = [features.length / labels.length, new Float64Array(labels.length * K)];
   for (const fold of new Set(folds)) {
     const [out, others] = [[], []];
     folds.forEach((other, n) => (other === fold ? out : others).push(n));
     const map = fitted(rowsOf(features, others, D), others.map((n) => labels[n]), K, STRENGTH, ROUGH);
-    const p = others.length ? probabilitiesOf(rowsOf(features, out, D), map) : [];
-    out.forEach((n, row) => found.set(p.slice(row * K, (row + 1) * K), n * K));
+    const p = probabilitiesOf(rowsOf(features, out, D), map);
+    out.forEach((n, row) => found.set(p.subarray(row * K, (row + 1) * K), n * K));
   }
   return found;
 }
@@ -91,27 +87,26 @@ function standardized(features, N, D) {
   for (let at = 0; at < X.length; at++) mean[at % D] += X[at] / N;
   for (let at = 0; at < X.length; at++) scale[at % D] += (X[at] -= mean[at % D]) ** 2 / N;
   // The deviation of a constant feature may be a rounding error of its mean.
-  for (let i = 0; i < D; i++) scale[i] = Math.sqrt(scale[i]) > 1e-7 * Math.abs(mean[i]) ? Math.sqrt(scale[i]) : Infinity;
+  scale.forEach((square, i) => (scale[i] = Math.sqrt(square) > 1e-7 * Math.abs(mean[i]) ? Math.sqrt(square) : Infinity));
   for (let at = 0; at < X.length; at++) X[at] /= scale[at % D];
   return { mean, scale, X };
 }
 
-/** The weights and biases (K D + K) of standardized features X, started at the shares of the classes. */
+/** The weights and biases (K D + K) of standardized features X, started at the shares of the classes (K). */
 function solved(X, labels, shares, C, tolerance) {
   const [N, K] = [labels.length, shares.length];
   const D = X.length / N;
   const curvature = (C / K) * shares.reduce((sum, share) => sum + share * (1 - share), 0);
-  const L = cholesky(hessian(X, D, curvature), D);
+  const L = cholesky(X, D, curvature);
   const start = new Float64Array(K * D + K);
-  shares.forEach((share, k) => (start[K * D + k] = Math.log(share)));
+  start.set(shares.map(Math.log), K * D);
 
   function loss(w) {
     const [weight, bias, slope] = [w.subarray(0, K * D), w.subarray(K * D), w.slice().fill(0, K * D)];
     const p = new Float64Array(K);
     let value = dot(weight, weight) / 2;
     for (let n = 0; n < N; n++) {
-      rowLogits(X, n * D, weight, bias, p, 0);
-      softmax(p, K);
+      softmax(logits(X, n, weight, bias, p), K);
       value -= C * Math.log(p[labels[n]]);
       p[labels[n]] -= 1;
       for (let k = 0; k < K; k++) {
@@ -123,34 +118,35 @@ function solved(X, labels, shares, C, tolerance) {
     return { value, slope };
   }
 
-  /** The gradient times the inverse of a matrix near the Hessian, in place. */
+  /** A gradient times the inverse of a matrix near the Hessian; it is changed. */
   function conditioned(g) {
     for (let k = 0; k < K; k++) solve(L, g.subarray(k * D, (k + 1) * D), D);
-    for (let k = K * D; k < g.length; k++) g[k] /= N * curvature;
-    return g;
+    return g.map((value, at) => (at < K * D ? value : value / (N * curvature)));
   }
   return minimum(loss, start, conditioned, tolerance);
 }
 
-/** I + c X^T X, the lower triangle of (D, D). */
-function hessian(X, D, c) {
-  const H = new Float64Array(D * D);
-  for (let from = 0; from < X.length; from += D) {
-    for (let i = 0; i < D; i++) {
-      const value = c * X[from + i];
-      if (value) for (let j = 0, row = i * D; j <= i; j++) H[row + j] += value * X[from + j];
-    }
+/** W x + b of a row x of features, into p (K). */
+function logits(features, row, weight, bias, p) {
+  const D = weight.length / bias.length;
+  for (let k = 0, w = 0; k < bias.length; k++) {
+    p[k] = bias[k];
+    for (let at = row * D; at < (row + 1) * D; at++) p[k] += weight[w++] * features[at];
   }
-  for (let i = 0; i < D; i++) H[i * D + i] += 1;
-  return H;
+  return p;
 }
 
-/** The factor L of a positive definite matrix L L^T, in the place of its lower triangle. */
-function cholesky(A, D) {
+/** The factor L of I + c X^T X = L L^T, in the lower triangle of (D, D). */
+function cholesky(X, D, c) {
+  const A = new Float64Array(D * D);
+  for (let i = 0; i < D; i++) A[i * D + i] = 1;
+  for (let from = 0; from < X.length; from += D) {
+    for (let i = 0; i < D; i++) for (let j = 0; j <= i; j++) A[i * D + j] += c * X[from + i] * X[from + j];
+  }
   for (let i = 0; i < D; i++) {
     for (let j = 0; j <= i; j++) {
       let sum = A[i * D + j];
-      for (let k = 0, a = i * D, b = j * D; k < j; k++) sum -= A[a + k] * A[b + k];
+      for (let k = 0; k < j; k++) sum -= A[i * D + k] * A[j * D + k];
       A[i * D + j] = i === j ? Math.sqrt(sum) : sum / A[j * D + j];
     }
   }
@@ -160,28 +156,26 @@ function cholesky(A, D) {
 /** Solve L L^T x = b in the place of b. */
 function solve(L, b, D) {
   for (let i = 0; i < D; i++) {
-    let sum = b[i];
-    for (let j = 0, row = i * D; j < i; j++) sum -= L[row + j] * b[j];
-    b[i] = sum / L[i * D + i];
+    for (let j = 0; j < i; j++) b[i] -= L[i * D + j] * b[j];
+    b[i] /= L[i * D + i];
   }
   for (let i = D - 1; i >= 0; i--) {
     b[i] /= L[i * D + i];
-    for (let j = 0, row = i * D; j < i; j++) b[j] -= L[row + j] * b[i];
+    for (let j = 0; j < i; j++) b[j] -= L[i * D + j] * b[i];
   }
 }
 
-/** The minimum of a convex function by L-BFGS (Liu and Nocedal 1989), until the step would hardly lower it. */
+/** The minimum of a convex function by L-BFGS (Liu and Nocedal 1989), until a step would hardly lower it. */
 function minimum(loss, x, conditioned, tolerance) {
   const steps = [];
   let { value, slope } = loss(x);
   for (let count = 0; count < MOST_STEPS; count++) {
     const direction = descent(slope, steps, conditioned);
     const fall = dot(slope, direction);
-    if (-fall < tolerance ** 2) return x;
     let [length, next, found] = [2, null, null];
     do {
       length /= 2;
-      if (length < 1e-9) return x; // as low as rounding allows
+      if (-fall < tolerance ** 2 || length < 1e-9) return x; // the latter where rounding allows no lower value
       next = x.map((value, at) => value + length * direction[at]);
       found = loss(next);
     } while (!(found.value <= value + 1e-4 * length * fall));
@@ -195,26 +189,17 @@ function minimum(loss, x, conditioned, tolerance) {
 
 /** The negative gradient times the inverse Hessian, estimated from the last steps. */
 function descent(slope, steps, conditioned) {
-  const d = slope.map((value) => -value);
-  const shares = steps.map(() => 0);
-  for (let at = steps.length - 1; at >= 0; at--) {
-    shares[at] = dot(steps[at].s, d) / steps[at].curvature;
-    steps[at].y.forEach((value, i) => (d[i] -= shares[at] * value));
+  let d = slope.map((value) => -value);
+  const shares = new Map();
+  for (const step of steps.toReversed()) {
+    const share = dot(step.s, d) / step.curvature;
+    shares.set(step, share);
+    d = d.map((value, i) => value - share * step.y[i]);
   }
-  conditioned(d);
-  steps.forEach(({ s, y, curvature }, at) => {
-    const factor = shares[at] - dot(y, d) / curvature;
-    s.forEach((value, i) => (d[i] += factor * value));
-  });
+  d = conditioned(d);
+  for (const step of steps) {
+    const factor = shares.get(step) - dot(step.y, d) / step.curvature;
+    d = d.map((value, i) => value + factor * step.s[i]);
+  }
   return d;
-}
-
-/** W x + b of the row of `features` at `from`, into p at `to`. */
-function rowLogits(features, from, weight, bias, p, to) {
-  const D = weight.length / bias.length;
-  for (let k = 0, w = 0; k < bias.length; k++) {
-    let sum = bias[k];
-    for (let i = 0; i < D; i++) sum += weight[w++] * features[from + i];
-    p[to + k] = sum;
-  }
 }

@@ -5,10 +5,9 @@ import { at, make } from "./elements.js";
 /**
  * Draw the buttons, and take what is dropped and pasted.
  *
- * @param engine {add(files, first), cancel(), files}: `first` is called when there are pictures to label, `files` are
- *   [{title, name, make}].
+ * @param engine {add(files, first), cancel(), exported(kind)}: `first` is called when there are pictures to label.
  */
-export function offerTools({ attempt, add, cancel, files }) {
+export function offerTools({ attempt, add, cancel, exported }) {
   const show = () => document.querySelector("[data-view=next]").click();
   const stop = button("Stop adding", cancel);
   const pick = (properties) => make("input", { type: "file", multiple: true, ...properties });
@@ -40,8 +39,13 @@ export function offerTools({ attempt, add, cancel, files }) {
     addAll(filesOf([...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean)));
   });
   document.addEventListener("paste", (event) => addAll(event.clipboardData.files));
+  at("nothing").textContent = "Drop pictures or a folder here, paste them, or add them with the buttons above.";
   at("command").hidden = true; // the files are here instead
-  at("outputs").append(...files.map(({ title, ...file }) => button(title, () => attempt(() => save(file)))));
+  at("end").querySelector("h2").textContent = "Save what was learned";
+  at("outputs").append(
+    button("Save a page that answers", () => attempt(async () => save("classifier.html", await exported("page")))),
+    button("Save the model", () => attempt(async () => save("classifier.safetensors", await exported("run")))),
+  );
 }
 
 function button(text, act) {
@@ -50,8 +54,8 @@ function button(text, act) {
   return found;
 }
 
-async function save({ name, make: content }) {
-  const link = make("a", { href: URL.createObjectURL(await content()), download: name });
+function save(name, content) {
+  const link = make("a", { href: URL.createObjectURL(content), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // once it is saved
 }
