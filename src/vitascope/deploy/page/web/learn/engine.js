@@ -1,10 +1,10 @@
 // The engine of labelling in the page itself: its model reads the pictures, and the browser keeps them.
 //
 // Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id], name},
-// where a label before and after is {name, source, random} or null, and `name` is that of a new class.
+// where a label before and after is {name, source} or null, and `name` is that of a new class.
 
 import { modelFile, pageFile } from "./export.js";
-import { FEW, RANDOM, shuffled } from "./order.js";
+import { EVERY, FEW, shuffled } from "./order.js";
 import { largest } from "./regression.js";
 import { fetchFeatures, openTasks, pageData } from "./server.js";
 import { Storage } from "./storage.js";
@@ -20,7 +20,7 @@ const TOLD = 5; // pictures that cannot be read, by name
 /** What the engine does beside labelling. */
 export const abilities = { begin: ({ attempt }) => offerTools({ attempt, add, cancel, exported }) };
 
-const album = []; // pictures by id: {name, session, label, skipped, at, random}
+const album = []; // pictures by id: {name, session, key, label, skipped, at, url}, of random keys
 const hashes = new Set(); // of their files
 const log = [];
 const faults = []; // sentences about pictures that were not added
@@ -121,8 +121,7 @@ export async function state(after) {
 export async function decide(decisions) {
   return save(() => {
     const changes = decisions.map(({ id, labels }) => {
-      const { label, random } = album[id];
-      return [id, label, labels && { name: canonical(labels[0]), source: "looked", random }];
+      return [id, album[id].label, labels && { name: canonical(labels[0]), source: "looked" }];
     });
     const names = new Set(changes.map(([, , after]) => after?.name ?? "label taken away"));
     return { text: `${[...names].join(", ")} (${several(changes.length)})`, changes };
@@ -165,9 +164,7 @@ export async function pictures(view, count, name) {
   await opened;
   const ids = { doubtful, suspects, labelled }[view]?.(name);
   const found = ids?.map((id) => ({ id })) ?? (await next(count));
-  const shown = found.slice(0, count);
-  if (view === "next") for (const { id, reason } of shown) album[id].random = reason === RANDOM;
-  return { pictures: shown.map(described), total: ids ? ids.length : album.filter(({ label }) => !label).length };
+  return { pictures: found.slice(0, count).map(described), total: ids ? ids.length : album.filter(({ label }) => !label).length };
 }
 
 /** The ids of pictures of a class, or all if it is empty, the newest first. */
@@ -231,11 +228,13 @@ async function refresh() {
     return;
   }
   fitting = true;
-  const [judges, sessions] = [rows.map((id) => album[id].label.random), rows.map((id) => album[id].session)];
+  const [before, sessions] = [new Set(pool().before), rows.map((id) => album[id].session)];
+  const judges = rows.map((id) => before.has(id));
   try {
     const { tensors, ...found } = await learner.ask({ do: "fit", rows, labels, K: names.length, judges, sessions });
     const place = new Map(rows.map((id, at) => [id, at]));
-    fit = { ...found, number: ++fits, names, rows, labels, place, p: tensors.probabilities.data, out: tensors.out.data };
+    const [p, out, margins] = [tensors.probabilities.data, tensors.out.data, tensors.margins.data];
+    fit = { ...found, number: ++fits, names, rows, labels, place, p, out, margins };
     failure = "";
   } catch (error) {
     failure = `The classifier was not fitted: ${error.message}`;
@@ -289,24 +288,35 @@ function doubtful(label) {
 async function next(count) {
   const left = async () => (await order)?.filter(({ id }) => isOpen(id)) ?? [];
   if ((await left()).length < count) order = ordered(Math.max(count, AHEAD));
-  const skipped = [...album.keys()].filter((id) => album[id].skipped && !album[id].label);
-  return [...(await left()), ...skipped.map((id) => ({ id, reason: "skipped" }))];
+  const [first, skipped] = [await left(), [...album.keys()].filter((id) => album[id].skipped && !album[id].label)];
+  const rest = openRows().filter((id) => !first.some((one) => one.id === id));
+  return [...first, ...rest.map((id) => ({ id })), ...skipped.map((id) => ({ id, reason: "skipped" }))];
 }
 
 async function ordered(count) {
-  const open = openRows();
   const labelled = [...album.keys()].filter((id) => album[id].label);
-  const margins = fit && open.map((id) => margin(id)[0]);
-  const found = await learner.ask({ do: "next", open, labelled, count, margins });
-  return found.map((one) => (one.reason === "unsure" ? { ...one, reason: margin(one.id)[1] } : one));
+  const { waiting, others } = pool();
+  const margins = fit && others.map((id) => fit.margins[id] ?? 0);
+  const found = await learner.ask({ do: "next", open: others, waiting, labelled, count, margins });
+  return found.map((one) => (one.reason === "unsure" ? { ...one, reason: doubtOf(one.id) } : one));
 }
 
-/** How sure the classifier is, and its two best answers in words. */
-function margin(id) {
-  const shares = sharesOf(id);
-  if (!shares) return [0, ""];
-  const [a, b] = [...shares.keys()].sort((one, other) => shares[other] - shares[one]);
-  return [shares[a] - shares[b], `${fit.names[a]} or ${fit.names[b]}, ${share(shares[a])} to ${share(shares[b])}`];
+/**
+ * The random third of the pictures that only judge, in a random order: those `before` the first that nobody looked at, and
+ * those that are `waiting`; and the `others` without a label.
+ */
+function pool() {
+  const ids = [...album.keys()].filter((id) => album[id].key % EVERY === 0).sort((a, b) => album[a].key - album[b].key);
+  const first = ids.findIndex((id) => isOpen(id) || album[id].label?.source === "accepted");
+  const others = openRows().filter((id) => album[id].key % EVERY !== 0);
+  return { before: ids.slice(0, first < 0 ? ids.length : first), waiting: ids.filter(isOpen), others };
+}
+
+/** The two best answers in words. */
+function doubtOf(id) {
+  const shares = sharesOf(id) ?? [];
+  const best = [...shares.keys()].sort((a, b) => shares[b] - shares[a]).slice(0, 2);
+  return best.length ? `${best.map((k) => fit.names[k]).join(" or ")}, ${best.map((k) => share(shares[k])).join(" to ")}` : "new";
 }
 
 /** A file of the classifier, as a Blob: a "page" that answers, or a "run", a model for vitascope. */
@@ -323,7 +333,7 @@ export async function add(files, first = () => {}) {
   await opened;
   const isFirst = !adding;
   adding ??= { total: 0, done: 0, queue: [] };
-  adding.queue = shuffled([...adding.queue, ...files], adding.total); // so that the first ones are like all
+  adding.queue = shuffled([...adding.queue, ...files]); // so that the first ones are like all
   adding.total += files.length;
   change(false);
   if (isFirst) adding.finished = finishAdding(adding, openRows().length ? () => {} : first);
@@ -361,7 +371,8 @@ async function finishAdding(run, first) {
 async function addOne(file) {
   const name = file.webkitRelativePath || file.name;
   const bytes = await file.arrayBuffer();
-  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)).slice(0, 16).join(" ");
+  const digest = await crypto.subtle.digest("SHA-256", bytes);
+  const [hash, key] = [new Uint8Array(digest, 0, 16).join(" "), new Uint32Array(digest)[7]];
   if (hashes.has(hash)) return; // this file is here
   hashes.add(hash);
   let found = null;
@@ -373,7 +384,7 @@ async function addOne(file) {
     hashes.delete(hash);
     return;
   }
-  const picture = { name, session: new Date(file.lastModified).toISOString().slice(0, 10) };
+  const picture = { name, key, session: new Date(file.lastModified).toISOString().slice(0, 10) };
   const kept = inTurn(async () => {
     await storage.addPicture(album.length, { ...picture, hash, features: found.features }, found.seen);
     await take(picture, found.features);

@@ -25,14 +25,15 @@ export function evidenceOf(probabilities, labels, K, judges) {
   if (new Set(measured.map(({ label }) => label)).size < 2) {
     return { ...none, reason: "too few labels: accuracy needs two pictures of two classes each" };
   }
-  const judging = measured.filter(({ n }) => judges[n]).map(({ label, p }) => ({ confidence: Math.max(...p), right: largest(p) === label }));
-  const right = judging.filter((one) => one.right).length;
+  const judging = measured.filter(({ n }) => judges[n]);
+  const isRight = ({ label, p }) => largest(p) === label;
+  const answers = rows.filter(({ n }) => judges[n]).map((row) => ({ confidence: Math.max(...row.p), right: isRight(row) }));
   return {
-    score: judging.length ? { ...wilson(right, judging.length), labels: judging.length } : null,
+    score: judging.length ? { ...wilson(judging.filter(isRight).length, judging.length), labels: judging.length } : null,
     confused: confusedOf(measured, K),
     suspects: suspectsOf(measured, K),
-    sure: surest(judging),
-    reason: judging.length ? "" : "no accuracy yet: none of the labelled pictures was offered at random",
+    sure: surest(answers),
+    reason: judging.length ? "" : "no accuracy yet: no picture that was offered at random has a label",
   };
 }
 
@@ -54,27 +55,25 @@ function suspectsOf(rows, K) {
 }
 
 /**
- * The least confidence of answers [{confidence, right}] that are accepted with the share of right ones and its interval,
- * {least, value, low, high}; null if there is none.
+ * The least confidence of answers [{confidence, right}] that are accepted with the share of right ones, by Laplace's rule,
+ * and its exact interval (Clopper and Pearson 1934), {least, value, low, high}; null if there is none.
  *
  * Sets of the surest answers are tested from the smallest that can pass, up to the first that does not (Angelopoulos et
- * al. 2021, Learn then Test).
+ * al. 2021, Learn then Test). Of these, the largest of those with the highest lower limit is taken.
  */
 export function surest(answers) {
   const falling = [...answers].sort((a, b) => b.confidence - a.confidence);
-  let [right, passed] = [0, null];
-  for (const [at, { confidence, ...one }] of falling.entries()) {
+  let [right, best] = [0, null];
+  for (const [at, { confidence: least, ...one }] of falling.entries()) {
+    const total = at + 1;
     right += one.right;
-    if (falling[at + 1]?.confidence === confidence || LEAST ** (at + 1) > TAIL) continue;
-    if (atLeast(right, at + 1, LEAST) > TAIL) break;
-    passed = { least: confidence, right, total: at + 1 };
+    if (falling[total]?.confidence === least || LEAST ** total > TAIL) continue;
+    const low = lowest(right, total);
+    if (low < LEAST) break;
+    const value = (right + 1) / (total + 2);
+    if (!best || low >= best.low) best = { least, value, low, high: 1 - lowest(total - right, total) };
   }
-  return passed && { least: passed.least, ...exact(passed.right, passed.total) };
-}
-
-/** A share with its exact 95% interval (Clopper and Pearson 1934). */
-export function exact(right, total) {
-  return { value: right / total, low: lowest(right, total), high: 1 - lowest(total - right, total) };
+  return best;
 }
 
 /** The share of which so many right ones of all are just improbable. */

@@ -3,7 +3,7 @@
 import { evidenceOf } from "./evidence.js";
 import { joined, plain } from "./numbers.js";
 import { Order, directions } from "./order.js";
-import { FOLDS, fitted, heldOut, probabilitiesOf, rowsOf } from "./regression.js";
+import { MOST_FOLDS, fitted, heldOut, probabilitiesOf, rowsOf } from "./regression.js";
 import { simdKernel } from "./simd.js";
 import { tasks } from "./worker.js";
 
@@ -28,20 +28,28 @@ tasks.keep = ({ values, width }) => {
 
 /**
  * Fit rows with labels below K: the classifier `map`, the `probabilities` (N, K) of all pictures, those of the rows by
- * classifiers that did not see them, `out` (n, K), and what these tell. `elsewhere` is the accuracy of classifiers that
- * saw no picture of the same session.
+ * classifiers that did not see them, `out` (n, K), and what these tell. `margins` (N) is how sure a classifier is without
+ * the pictures that judge. `elsewhere` is the accuracy of classifiers that saw no picture of the same session.
  */
 tasks.fit = ({ rows, labels, K, judges, sessions }) => {
   const own = rowsOf(all(), rows, D);
   const map = fitted(own, labels, K);
-  const out = heldOut(own, labels, K);
-  const tensors = { probabilities: { data: probabilitiesOf(features, map) }, out: { data: out } };
+  const steering = [...rows.keys()].filter((at) => !judges[at]);
+  const labelsOf = steering.map((at) => labels[at]);
+  const other = new Set(labelsOf).size > 1 ? fitted(rowsOf(own, steering, D), labelsOf, K) : map;
+  const [probabilities, out, p] = [probabilitiesOf(features, map), heldOut(own, labels, K), probabilitiesOf(features, other)];
+  const margins = Float64Array.from({ length: p.length / K }, (_, n) => margin(p.subarray(n * K, (n + 1) * K)));
   const names = [...new Set(sessions)];
-  const folds = sessions.map((session) => names.indexOf(session) % FOLDS);
+  const folds = sessions.map((session) => names.indexOf(session) % MOST_FOLDS);
   const elsewhere = names.length > 1 ? evidenceOf(heldOut(own, labels, K, folds), labels, K, judges).score : null;
+  const tensors = { probabilities: { data: probabilities }, out: { data: out }, margins: { data: margins } };
   return { map, evidence: evidenceOf(out, labels, K, judges), elsewhere, tensors };
 };
 
-tasks.next = ({ open, labelled, count, margins }) => {
-  return new Order(directions(all(), D), D, kernel).next(open, labelled, count, margins);
-};
+/** How much more probable the answer is than the next best one. */
+function margin(shares) {
+  const [next, most] = shares.toSorted().slice(-2);
+  return most - next;
+}
+
+tasks.next = (asked) => new Order(directions(all(), D), D, kernel).next(asked);

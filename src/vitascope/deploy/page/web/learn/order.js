@@ -6,8 +6,7 @@ import { dot } from "./numbers.js";
 import { rowsOf } from "./regression.js";
 
 export const FEW = 50; // labels up to which typical pictures are offered
-export const RANDOM = "at random"; // a reason
-const JUDGES = 3; // every third picture is offered at random: only these can judge a classifier
+export const EVERY = 3; // one of so many pictures is offered at random, to judge
 const SAMPLE = 2000; // the most pictures that k-means divides, whose time grows with them
 const STEPS = 10; // of k-means
 const ALIKE = 0.999; // the cosine of near-copies
@@ -32,24 +31,24 @@ export class Order {
   }
 
   /**
-   * At most `count` of the open rows, [{id, reason, copies}]; none has a near-copy among the labelled rows, or before it.
+   * At most `count` rows, [{id, reason, copies}]: of the open ones, and every third the next of those that wait to judge.
+   * None has a near-copy among the labelled rows, or before it.
    *
    * @param margins how sure a classifier is of each open row; null without one.
    */
-  next(open, labelled, count, margins) {
-    const random = shuffled(open, labelled.length).map((id) => ({ id, reason: RANDOM }));
-    const judges = random.splice(0, Math.ceil(count / JUDGES));
-    const rest = new Set(random.map(({ id }) => id));
-    const sure = new Map(open.map((id, at) => [id, margins?.[at]]));
-    const unsure = () => [...rest].sort((a, b) => sure.get(a) - sure.get(b)).map((id) => ({ id, reason: "unsure" }));
-    const chosen = margins && labelled.length >= FEW ? unsure() : this.typical([...rest], labelled, count);
-    const found = Array.from({ length: count }, (_, at) => (at % JUDGES === JUDGES - 1 ? judges : chosen).shift());
-    return this.withCopies([...found, ...judges].filter(Boolean), new Set(open), new Set(labelled));
+  next({ open, waiting, labelled, count, margins }) {
+    const judges = waiting.slice(0, count).map((id) => ({ id, reason: "at random, to measure the accuracy" }));
+    const places = [...open.keys()].sort((a, b) => margins?.[a] - margins?.[b]);
+    const unsure = () => places.slice(0, count).map((place) => ({ id: open[place], reason: "unsure" }));
+    const chosen = margins && labelled.length >= FEW ? unsure() : this.typical(open, labelled, count);
+    const isJudge = (at) => (at % EVERY === EVERY - 1 && judges.length) || !chosen.length;
+    const found = Array.from({ length: count }, (_, at) => (isJudge(at) ? judges : chosen).shift());
+    return this.withCopies(found.filter(Boolean), new Set([...open, ...waiting]), new Set(labelled));
   }
 
   /** Typical and different pictures: of each cluster without a labelled one the nearest to its centre, the largest first. */
   typical(open, labelled, count) {
-    const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE);
+    const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE); // they were added in random order
     const { cluster, distance } = this.clusters(rows, Math.min(labelled.length + count, rows.length));
     const clusters = new Map();
     cluster.forEach((k, at) => clusters.set(k, [...(clusters.get(k) ?? []), at]));
@@ -104,7 +103,7 @@ export class Order {
 
 /** Places of at most k rows of x that are far from each other (k-means++, Arthur and Vassilvitskii 2007). */
 function spread(x, D, k) {
-  const [random, places, least] = [randomNumbers(0), [], new Float64Array(x.length / D).fill(2)];
+  const [random, places, least] = [randomNumbers(), [], new Float64Array(x.length / D).fill(2)];
   while (places.length < k) {
     let left = random() * least.reduce((sum, value) => sum + value);
     const place = least.findIndex((value) => value > 0 && (left -= value) <= 0);
@@ -119,17 +118,15 @@ function spread(x, D, k) {
   return places;
 }
 
-/** Random numbers in (0, 1), the same for the same seed (Park and Miller 1988). */
-function randomNumbers(seed) {
-  let state = seed + 1;
-  const next = () => (state = (state * 48271) % 2147483647) / 2147483647;
-  for (let step = 0; step < 9; step++) next(); // small seeds begin with small numbers
-  return next;
+/** Random numbers in (0, 1), always the same (Park and Miller 1988). */
+function randomNumbers() {
+  let state = 20_000;
+  return () => (state = (state * 48271) % 2147483647) / 2147483647;
 }
 
-/** A list in a random order, the same for the same seed. */
-export function shuffled(rows, seed) {
-  const [random, found] = [randomNumbers(seed), [...rows]];
+/** A list in a random order. */
+export function shuffled(rows) {
+  const [random, found] = [randomNumbers(), [...rows]];
   for (let at = found.length - 1; at > 0; at--) {
     const other = Math.floor(random() * (at + 1));
     [found[at], found[other]] = [found[other], found[at]];

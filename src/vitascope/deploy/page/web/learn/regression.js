@@ -8,7 +8,8 @@ import { dot, softmax } from "./numbers.js";
 const [EXACT, ROUGH] = [1e-6, 1e-3]; // the second for folds: probabilities within a few thousandths
 const MOST_STEPS = 1000;
 const MEMORY = 10; // steps that L-BFGS remembers
-export const FOLDS = 5;
+export const MOST_FOLDS = 10;
+const MANY = 1000; // labels from which on half the folds do
 const STRENGTH = 0.1; // C: a search for it on 20 labels often ends at answers of one class
 
 /**
@@ -56,10 +57,11 @@ export function heldOut(features, labels, K, folds = foldsOf(labels, K)) {
   return found;
 }
 
-/** A fold below `FOLDS` for each picture (N): the pictures of a class, in their order, in turn. */
+/** A fold for each picture (N): the pictures of a class, in their order, in turn. */
 export function foldsOf(labels, K) {
+  const count = labels.length < MANY ? MOST_FOLDS : MOST_FOLDS / 2;
   const next = countsOf(labels, K).map((_, k) => k); // small classes begin in different folds
-  return Array.from(labels, (label) => next[label]++ % FOLDS);
+  return Array.from(labels, (label) => next[label]++ % count);
 }
 
 /** The place of the largest number. */
