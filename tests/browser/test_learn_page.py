@@ -20,6 +20,7 @@ from tests.models import VARIANTS, small_model
 from vitascope.data.targets import ClassIndices
 from vitascope.deploy.page.proof import compared_picture, computed_in_browser, model_outputs
 from vitascope.models.vision_model import VisionModel
+from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.training.linear.classifiers import LogisticRegression
 
@@ -205,9 +206,10 @@ def features_of(model: VisionModel, pixels: torch.Tensor) -> np.ndarray:
         return model.embed(preprocess_of(model).normalize(pixels)).numpy()
 
 
-def check_equal(page: Path, run: Path) -> VisionModel:
+def check_equal(page: Path, run: Path) -> VisionTransformer:
     """The exported page computes what the exported model computes, and knows its classes."""
     model = vs.from_pretrained(run)
+    assert isinstance(model, VisionTransformer)
     pictures = [compared_picture(model, noise(40, 30 + seed, seed=seed)) for seed in range(4)]
     [computed] = computed_in_browser(None, page, [(model, pictures)])
     torch.testing.assert_close(computed.outputs, model_outputs(model, pictures), atol=1e-5, rtol=1e-5)
