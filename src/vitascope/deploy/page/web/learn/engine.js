@@ -11,9 +11,8 @@ import { Storage } from "./storage.js";
 import { offerTools } from "./tools.js";
 
 const [SIDE, QUALITY] = [128, 0.6]; // of thumbnails: 3 kB
-const AHEAD = 36; // pictures whose order is computed at once
+const [FIRST, AHEAD] = [12, 36]; // pictures that are shown as soon as they are there, and whose order is computed at once
 const AT_ONCE = 2; // pictures that are added at the same time: one is decoded while the model reads another
-const FIRST = 12; // pictures that are shown as soon as they are there
 const PATIENCE = 20_000; // milliseconds that `state` waits for a change
 const TOLD = 5; // pictures that cannot be read, by name
 
@@ -36,13 +35,12 @@ opened.catch(() => {}); // every request throws it
 
 async function open() {
   storage = await Storage.open(`vitascope ${pageData.learning.digest}`);
-  const kept = await storage.read();
   learner = await openTasks();
-  for (const { features, hash, ...picture } of kept.pictures) {
+  for (const { features, hash, ...picture } of await storage.all("pictures")) {
     hashes.add(hash);
     await take(picture, features);
   }
-  for (const entry of kept.log) apply(entry);
+  for (const entry of await storage.all("log")) apply(entry);
   change();
 }
 
@@ -78,7 +76,8 @@ async function inTurn(act) {
 function save(of) {
   return inTurn(async () => {
     const entry = { time: new Date().toISOString(), changes: [], skipped: [], ...of() };
-    apply({ ...entry, key: await storage.append(entry) });
+    await storage.append(log.length, entry);
+    apply(entry);
     change();
     return snapshot();
   });
@@ -149,9 +148,8 @@ export async function accept(name, number) {
 export async function undo() {
   return inTurn(async () => {
     if (!log.length) throw new Error("There is nothing to undo.");
-    const { key, changes, skipped } = log.at(-1);
-    await storage.drop(key);
-    log.pop();
+    await storage.drop(log.length - 1);
+    const { changes, skipped } = log.pop();
     for (const [id, before] of changes) album[id].label = before;
     for (const id of skipped) album[id].skipped = false;
     change();
@@ -193,22 +191,14 @@ function snapshot() {
   const sources = { looked: 0, accepted: 0, given: 0 };
   for (const { label } of album) if (label) sources[label.source]++;
   const coming = adding ? adding.total - adding.done : 0;
-  const more = faults.length > TOLD && `… and ${several(faults.length - TOLD)} more`;
+  const each = adding?.done >= 10 && (performance.now() - adding.begun) / (adding.done - 1) / 1000; // seconds
   const other = fit?.elsewhere && `Of pictures taken at other times, ${percent(fit.elsewhere)} are answered right.`;
+  const more = faults.length > TOLD && `… and ${several(faults.length - TOLD)} more`;
   return {
-    version,
-    out: "labels.csv",
-    several: false,
-    pictures: album.length + faults.length + coming,
-    unreadable: faults.length,
-    read: album.length,
-    remaining_s: remaining(),
-    labelled: sources.looked + sources.accepted,
-    ...sources,
-    suspects: suspects().length,
-    classes: classes(),
-    undo: log.at(-1)?.text ?? null,
-    fitting,
+    ...{ version, out: "labels.csv", several: false, fitting, classes: classes(), undo: log.at(-1)?.text ?? null },
+    ...{ pictures: album.length + faults.length + coming, unreadable: faults.length, read: album.length },
+    ...{ labelled: sources.looked + sources.accepted, ...sources, suspects: suspects().length },
+    remaining_s: each ? Math.ceil(each * coming) : null,
     notes: [other, ...faults.slice(0, TOLD), more, failure].filter(Boolean),
     fit: fit && shown(),
   };
@@ -343,25 +333,23 @@ export async function add(files, first = () => {}) {
 /** Add no more of the pictures that wait. */
 export function cancel() {
   if (!adding) return;
-  adding.total -= adding.queue.length;
-  adding.queue = [];
+  adding.total -= adding.queue.splice(0).length;
   change(false);
 }
 
 async function finishAdding(run, first) {
   const work = async () => {
-    while (run.queue.length) {
-      await addOne(run.queue.shift());
-      run.done++;
+    for (let file = run.queue.pop(); file; file = run.queue.pop()) {
+      await addOne(file);
       run.begun ??= performance.now(); // the first picture waits for the model
-      if (run.done === FIRST) first();
+      if (++run.done === FIRST) first();
       change(false);
     }
   };
   try {
     await Promise.all(Array.from({ length: AT_ONCE }, work));
   } finally {
-    run.queue = []; // after an error, such as that of a full disk
+    run.queue.splice(0); // after an error, such as that of a full disk
     adding = order = null;
     change();
   }
@@ -370,8 +358,7 @@ async function finishAdding(run, first) {
 
 async function addOne(file) {
   const name = file.webkitRelativePath || file.name;
-  const bytes = await file.arrayBuffer();
-  const digest = await crypto.subtle.digest("SHA-256", bytes);
+  const digest = await crypto.subtle.digest("SHA-256", await file.arrayBuffer());
   const [hash, key] = [new Uint8Array(digest, 0, 16).join(" "), new Uint32Array(digest)[7]];
   if (hashes.has(hash)) return; // this file is here
   hashes.add(hash);
@@ -379,17 +366,16 @@ async function addOne(file) {
   try {
     found = await fetchFeatures(file, thumbnailOf);
   } catch (error) {
-    const isHeic = /\.hei[cf]$/i.test(name);
-    faults.push(`${name}: ${isHeic ? "HEIC, which this browser cannot read: save it as JPEG" : error.message}`);
     hashes.delete(hash);
-    return;
+    const isHeic = /\.hei[cf]$/i.test(name);
+    return faults.push(`${name}: ${isHeic ? "HEIC, which this browser cannot read: save it as JPEG" : error.message}`);
   }
   const picture = { name, key, session: new Date(file.lastModified).toISOString().slice(0, 10) };
   const kept = inTurn(async () => {
     await storage.addPicture(album.length, { ...picture, hash, features: found.features }, found.seen);
     await take(picture, found.features);
   });
-  await kept.catch((error) => {
+  return kept.catch((error) => {
     hashes.delete(hash);
     throw error;
   });
@@ -405,11 +391,4 @@ async function thumbnailOf(bitmap) {
   context.drawImage(bitmap, 0, 0, width, height);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", QUALITY));
   return blob.arrayBuffer();
-}
-
-/** Seconds until all pictures are added, from the first ten on; else null. */
-function remaining() {
-  if (!adding || adding.done < 10) return null;
-  const each = (performance.now() - adding.begun) / (adding.done - 1) / 1000;
-  return Math.ceil(each * (adding.total - adding.done));
 }

@@ -2,7 +2,7 @@
 //
 // What is written together is kept together or not at all, whenever the tab or the browser ends.
 
-const STORES = ["pictures", "thumbnails", "log"];
+const STORES = ["pictures", "thumbnails", "log"]; // lists: their keys are the numbers from 0
 
 export class Storage {
   constructor(database) {
@@ -13,9 +13,7 @@ export class Storage {
   static async open(name) {
     await claimed(name);
     const request = indexedDB.open(name);
-    request.onupgradeneeded = () => {
-      for (const store of STORES) request.result.createObjectStore(store, { autoIncrement: store === "log" });
-    };
+    request.onupgradeneeded = () => STORES.forEach((store) => request.result.createObjectStore(store));
     const database = await answerOf(request).catch((error) => {
       throw new Error(`This browser keeps nothing for this page (${error.message}): open it in another one, or not in a private window.`);
     });
@@ -23,17 +21,16 @@ export class Storage {
     return new Storage(database);
   }
 
-  /** Everything but the thumbnails: {pictures, log}, each log entry with its `key`. */
-  async read() {
-    const from = this.database.transaction(["pictures", "log"]);
-    const log = from.objectStore("log");
-    const [pictures, entries, keys] = await Promise.all(
-      [from.objectStore("pictures").getAll(), log.getAll(), log.getAllKeys()].map(answerOf),
-    );
-    return { pictures, log: entries.map((entry, place) => ({ ...entry, key: keys[place] })) };
+  /** All entries of a list. */
+  all(store) {
+    return answerOf(this.database.transaction(store).objectStore(store).getAll());
   }
 
-  /** Keep a picture under a number, with its thumbnail, an ArrayBuffer. */
+  thumbnail(id) {
+    return answerOf(this.database.transaction("thumbnails").objectStore("thumbnails").get(id));
+  }
+
+  /** Append a picture, whose number is `id`, with its thumbnail, an ArrayBuffer. */
   addPicture(id, picture, thumbnail) {
     return this.write(["pictures", "thumbnails"], "relaxed", ([pictures, thumbnails]) => {
       pictures.add(picture, id);
@@ -41,20 +38,14 @@ export class Storage {
     });
   }
 
-  thumbnail(id) {
-    return answerOf(this.database.transaction("thumbnails").objectStore("thumbnails").get(id));
+  /** Append an entry to the log, and wait until it is on the disk. */
+  append(place, entry) {
+    return this.write(["log"], "strict", ([log]) => log.add(entry, place));
   }
 
-  /** Keep an entry of the log on the disk; its key. */
-  async append(entry) {
-    let request = null;
-    await this.write(["log"], "strict", ([log]) => (request = log.add(entry)));
-    return request.result;
-  }
-
-  /** Take an entry of the log back. */
-  drop(key) {
-    return this.write(["log"], "strict", ([log]) => log.delete(key));
+  /** Take the last entry of the log back. */
+  drop(place) {
+    return this.write(["log"], "strict", ([log]) => log.delete(place));
   }
 
   write(names, durability, change) {

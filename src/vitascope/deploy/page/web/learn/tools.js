@@ -2,35 +2,22 @@
 
 import { at, make } from "./elements.js";
 
-/**
- * Draw the buttons, and take what is dropped and pasted.
- *
- * @param engine {add(files, first), cancel(), exported(kind)}: `first` is called when there are pictures to label.
- */
+/** Draw the buttons, and take what is dropped and pasted; the functions are those of the engine. */
 export function offerTools({ attempt, add, cancel, exported }) {
-  const show = () => document.querySelector("[data-view=next]").click();
-  const stop = button("Stop adding", cancel);
-  const pick = (properties) => make("input", { type: "file", multiple: true, ...properties });
-  const [pictures, folder] = [pick({ accept: "image/*" }), pick({ webkitdirectory: true })];
-
+  const stop = Object.assign(button("Stop adding", cancel), { hidden: true });
   const addAll = (some) =>
     attempt(async () => {
-      const chosen = [...(await some)];
-      if (!chosen.length) return;
       stop.hidden = false;
-      await add(chosen, show).finally(() => (stop.hidden = true));
+      await add(await some, () => document.querySelector("[data-view=next]").click()).finally(() => (stop.hidden = true));
     });
-
-  stop.hidden = true;
-  for (const input of [pictures, folder]) {
-    input.hidden = true;
-    input.addEventListener("change", () => {
-      addAll([...input.files]);
-      input.value = "";
-    });
-  }
+  const pick = (properties) => {
+    const input = make("input", { type: "file", multiple: true, hidden: true, ...properties });
+    input.addEventListener("change", () => addAll([...input.files]).then(() => (input.value = "")));
+    return input;
+  };
+  const [pictures, folder] = [pick({ accept: "image/*" }), pick({ webkitdirectory: true })];
   at("tools").prepend(
-    ...[stop, button("Add pictures", () => pictures.click()), button("Add a folder", () => folder.click())],
+    ...[stop, button("Add pictures", () => pictures.click()), button("Folder", () => folder.click())],
     ...[button("Camera", () => attempt(() => openCamera(addAll))), pictures, folder],
   );
   document.addEventListener("dragover", (event) => event.preventDefault());
@@ -38,7 +25,7 @@ export function offerTools({ attempt, add, cancel, exported }) {
     event.preventDefault();
     addAll(filesOf([...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean)));
   });
-  document.addEventListener("paste", (event) => addAll(event.clipboardData.files));
+  document.addEventListener("paste", (event) => event.clipboardData.files.length && addAll([...event.clipboardData.files]));
   at("nothing").textContent = "Drop pictures or a folder here, paste them, or add them with the buttons above.";
   at("command").hidden = true; // the files are here instead
   at("end").querySelector("h2").textContent = "Save what was learned";
@@ -64,28 +51,26 @@ function save(name, content) {
 async function filesOf(entries) {
   const found = [];
   for (const entry of entries) {
-    if (entry.isFile) found.push(await new Promise((resolve, reject) => entry.file(resolve, reject)));
-    else {
-      const reader = entry.createReader();
-      const some = () => new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // at most 100
-      for (let next = await some(); next.length; next = await some()) found.push(...(await filesOf(next)));
-    }
+    const reader = entry.isDirectory && entry.createReader();
+    const some = () => new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // at most 100
+    if (!reader) found.push(await new Promise((resolve, reject) => entry.file(resolve, reject)));
+    else for (let next = await some(); next.length; next = await some()) found.push(...(await filesOf(next)));
   }
   return found;
 }
 
-/** Show what the camera sees; each click on `Take` adds a picture, until it is closed. */
+/** Show what the camera sees; each click on `Take a picture` adds one, until it is closed. */
 async function openCamera(addAll) {
   const stream = await navigator.mediaDevices.getUserMedia({ video: true });
-  const video = make("video", { srcObject: stream, autoplay: true, muted: true, playsInline: true, width: 480 });
-  const dialog = make("dialog", { ariaLabel: "Camera" }, video);
+  const video = make("video", { srcObject: stream, autoplay: true, muted: true, playsInline: true, width: 320 });
   const take = async () => {
     const canvas = make("canvas", { width: video.videoWidth, height: video.videoHeight });
     canvas.getContext("2d").drawImage(video, 0, 0);
     const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
-    return [new File([blob], `camera ${new Date().toISOString()}.jpg`, { type: blob.type })];
+    return [new File([blob], `camera ${new Date().toISOString()}.jpg`)];
   };
-  dialog.append(make("p", {}, button("Take a picture", () => addAll(take())), " ", button("Close", () => dialog.close())));
+  const buttons = make("p", {}, button("Take a picture", () => addAll(take())), " ", button("Close", () => dialog.close()));
+  const dialog = make("dialog", { ariaLabel: "Camera" }, video, buttons);
   dialog.addEventListener("close", () => {
     for (const track of stream.getTracks()) track.stop();
     dialog.remove();
