@@ -3,11 +3,9 @@
 import { at } from "./elements.js";
 import { pictures, thumbnail } from "./engine.js";
 
+export const SIDE = 480; // pixels of a picture in the grid
 const NARROW = matchMedia("(max-width: 40rem)"); // as in style.css
 const LEFT = 4; // pictures without an answer when the next ones are fetched
-
-/** Pixels of a picture in the grid. */
-export const SIDE = 480;
 
 export class Batch {
   view = "next";
@@ -21,23 +19,15 @@ export class Batch {
   ahead = null; // the promise of the pictures after these
   asked = 0;
 
-  get current() {
-    return this.pictures[this.place];
-  }
+  get current() { return this.pictures[this.place]; }
+  get count() { return this.times * (NARROW.matches ? 6 : 12); }
+  get left() { return this.pictures.filter(({ id }) => !this.handled.has(id)); }
 
-  get count() {
-    return this.times * (NARROW.matches ? 6 : 12);
-  }
-
-  get left() {
-    return this.pictures.filter(({ id }) => !this.handled.has(id));
-  }
-
-  /** Show the first pictures of a view, or `ahead` if it has some that are not labelled meanwhile. */
+  /** Show the first pictures of a view, or those of `ahead` that are not labelled meanwhile. */
   async open(view, name = "", times = 1, ahead = null) {
     const asked = ++this.asked;
     Object.assign(this, { view, name, times, ahead: null });
-    const fresh = ((await ahead)?.pictures ?? []).filter(({ id }) => !this.handled.has(id));
+    const fresh = ((await ahead) ?? []).filter(({ id }) => !this.handled.has(id));
     const found = fresh.length ? { pictures: fresh, total: this.total } : await pictures(view, this.count, name);
     if (asked !== this.asked) return; // another view was opened meanwhile
     Object.assign(this, { place: 0, total: found.total });
@@ -51,14 +41,14 @@ export class Batch {
 
   /** Fetch the pictures after these, and their thumbnails, if few are left here. */
   prepare() {
-    if (this.view === "next" && this.left.length <= LEFT) this.ahead ??= this.after().catch(() => null); // then later
-  }
-
-  async after() {
-    const found = await pictures("next", this.count + this.left.length);
-    found.pictures = found.pictures.filter(({ id }) => !this.pictures.some((shown) => shown.id === id));
-    for (const { id } of found.pictures) new Image().src = await thumbnail(id, SIDE);
-    return found;
+    if (this.view !== "next" || this.left.length > LEFT) return;
+    const load = async () => {
+      const found = (await pictures("next", this.count + this.left.length)).pictures;
+      const after = found.filter(({ id }) => !this.pictures.some((shown) => shown.id === id));
+      for (const { id } of after) new Image().src = await thumbnail(id, SIDE);
+      return after;
+    };
+    this.ahead ??= load().catch(() => null); // asked for again, and its error shown, when it is needed
   }
 
   /** Change those of the pictures that were shown. */
@@ -69,18 +59,9 @@ export class Batch {
     }
   }
 
-  /** What the engine has saved: labels, null for none, or undefined for skipped pictures. */
-  finish(ids, labels) {
-    this.change(ids, labels !== null, (picture) => {
-      picture.past.push(picture.labels);
-      Object.assign(picture, { pending: "", skipped: labels === undefined, labels: labels ?? null });
-    });
-  }
-
   /** What the engine took back; the first of the pictures becomes the current one. */
   restore(ids) {
-    const back = (picture) => Object.assign(picture, { labels: picture.past.pop() ?? null, skipped: false });
-    this.change(ids, false, back);
+    this.change(ids, false, (picture) => Object.assign(picture, picture.past.pop() ?? { labels: null }));
     const first = this.seen.get(ids[0]);
     if (!first) return this.open(this.view, this.name);
     if (!this.pictures.includes(first)) this.pictures = [first, ...this.pictures].slice(0, this.count);

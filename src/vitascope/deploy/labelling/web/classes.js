@@ -6,23 +6,23 @@ const KEYS = 9; // classes that have a key
 const folded = (text) => text.normalize("NFC").trim().toLowerCase();
 let names = [];
 
+/** The class of a key, if it is one of a class. */
+export const classOf = (key) => (key >= 1 && key <= KEYS ? names[key - 1] : undefined);
+
 /** Draw the buttons: pressed for the labels of the current picture, marked for its suggestion. */
 export function drawClasses(classes, picture, choose) {
   names = classes.map(({ name }) => name);
-  at("name").placeholder = ["New class, or find one", "New class", "First class, such as cat"][names.length > KEYS ? 0 : names.length ? 1 : 2];
+  at("name").placeholder = names.length > KEYS ? "New class, or find one" : names.length ? "New class" : "First class, such as cat";
   const labels = picture?.draft ?? picture?.labels ?? [];
   const suggested = picture?.suggestion?.label;
   const button = ({ name, count }, place) => {
+    const looks = { type: "button", ariaPressed: labels.includes(name), className: name === suggested ? "suggested" : "" };
     const key = place < KEYS ? [make("kbd", {}, `${place + 1}`)] : [];
     const parts = [...key, make("span", { className: "name" }, name), make("b", {}, whole(count))];
-    const looks = { type: "button", ariaPressed: labels.includes(name), className: name === suggested ? "suggested" : "" };
     return make("button", { ...looks, onclick: () => choose(name) }, ...parts);
   };
   fill(at("classes"), [classes, labels, suggested], () => classes.map(button));
 }
-
-/** The class of a key, if it is one of a class. */
-export const classOf = (key) => (key >= 1 && key <= KEYS ? names[key - 1] : undefined);
 
 /** The class of a text: with many classes the first that begins with it, else that of this name, which may be new. */
 function meant(text) {
@@ -36,10 +36,9 @@ export function listenToField(choose, leave) {
   const typed = () => at("name").value.normalize("NFC").trim();
   const show = () => {
     const [kind, name, other] = at("enter").children;
-    const isNew = meant(typed()) === typed() && !names.includes(typed());
     at("enter").hidden = !typed();
-    kind.textContent = isNew ? "Enter: new class" : "Enter:";
     name.textContent = meant(typed());
+    kind.textContent = names.includes(meant(typed())) ? "Enter:" : "Enter: new class";
     other.hidden = folded(meant(typed())) === folded(typed());
   };
   const end = (name) => {
@@ -48,14 +47,15 @@ export function listenToField(choose, leave) {
     leave();
     if (name) choose(name);
   };
-  at("name").addEventListener("input", show);
-  at("name").addEventListener("keydown", (event) => {
-    if (event.key === "Escape") end();
-    if (event.key === "Enter" && event.shiftKey) end(typed());
-  });
-  at("adding").addEventListener("submit", (event) => {
+  at("name").oninput = show;
+  at("name").onkeydown = (event) => {
+    const isNew = event.key === "Enter" && event.shiftKey;
+    if (!isNew && event.key !== "Escape") return;
+    event.preventDefault();
+    end(isNew ? typed() : "");
+  };
+  at("adding").onsubmit = (event) => {
     event.preventDefault();
     end(typed() && meant(typed()));
-  });
-  show();
+  };
 }

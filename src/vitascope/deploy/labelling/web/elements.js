@@ -1,15 +1,14 @@
 // Elements of the document, and numbers as texts.
 
 export const at = (id) => document.getElementById(id);
+/** Set an element's text; without one it is hidden. */
+export const write = (element, text) => Object.assign(element, { textContent: text, hidden: !text });
 
-export function make(tag, properties = {}, ...children) {
+export function make(tag, properties, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
   return element;
 }
-
-/** Set an element's text; without one it is hidden. */
-export const write = (element, text) => Object.assign(element, { textContent: text, hidden: !text });
 
 /** Replace what an element contains if `content` is another one: else the focus stays in it. */
 export function fill(element, content, made) {

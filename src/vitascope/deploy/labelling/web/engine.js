@@ -1,30 +1,20 @@
 // The engine of labelling: requests to the server of `vitascope label`. A page without a server has another one.
 
-/** What the engine does beside labelling: its `begin({attempt})` may add to `#tools` and `#outputs` of the page. */
+/** What an engine does beside labelling: `begin({attempt})` may add to `#tools` and `#outputs` of the page. */
 export const abilities = {};
-
 /** The state; with `after`, once its version is another one, or after a while. */
 export const state = (after) => ask(`api/state${after === undefined ? "" : `?after=${after}`}`);
-
 /** {pictures, total} of the view "next", "doubtful", "suspects" or "labelled"; of one class if it is named. */
 export const pictures = (view, count, label) =>
   ask(`api/pictures?${new URLSearchParams({ view, count, ...(label && { label }) })}`);
-
-/** Save [{id, labels}], where null takes the labels away; the state, as of all below. */
+/** Save [{id, labels}], where null takes the labels away and a new name adds a class; the state, as of all below. */
 export const decide = (decisions) => ask("api/decide", { decisions });
-
 /** Offer these pictures no more. */
 export const skip = (ids) => ask("api/skip", { ids });
-
 /** Take the last decisions back; the state has the `ids` of their pictures too. */
 export const undo = () => ask("api/undo", {});
-
-/** Add a class without pictures. */
-export const addClass = (name) => ask("api/classes", { name });
-
 /** Label all that the view "doubtful" lists, as the classifier of that number has it. */
 export const accept = (label, fit) => ask("api/accept", { label, fit });
-
 /** The address of a picture, its longest side at most `side` pixels. */
 export const thumbnail = (id, side) => `picture/${id}?side=${side}`;
 

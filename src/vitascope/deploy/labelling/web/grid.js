@@ -22,10 +22,9 @@ export function focusCurrent() {
 
 /** Show a picture as large as the window. */
 export function enlarge(picture) {
-  const [image, name, reason] = at("large").querySelectorAll("img, .name, .reason");
+  const [image, caption] = at("large").querySelectorAll("img, .name");
   if (image.dataset.id !== `${picture.id}`) load(image, picture, LARGE);
-  name.textContent = picture.name;
-  reason.textContent = picture.reason;
+  caption.textContent = picture.name;
   if (!at("large").open) at("large").showModal();
 }
 
@@ -37,26 +36,26 @@ async function load(image, { id, name }, side) {
 function newCard(picture, act) {
   const card = at("card").content.cloneNode(true).firstElementChild;
   const [shown, image, label, suggestion] = card.querySelectorAll("button, img");
-  card.id = `card-${picture.id}`;
-  shown.title = picture.name;
+  Object.assign(card, { id: `card-${picture.id}`, title: picture.name });
   image.onerror = () => card.classList.add("broken");
   load(image, picture, SIDE);
-  Object.entries({ show: shown, clear: label, take: suggestion }).forEach(([action, button]) => {
-    button.addEventListener("click", () => act[action](picture));
-  });
+  shown.onclick = () => act.show(picture);
+  label.onclick = () => act.clear(picture);
+  suggestion.onclick = () => act.take(picture);
   return card;
 }
 
 function drawCard(card, { labels, pending, draft, skipped, suggestion, copies, reason }, isCurrent) {
-  const [shown, label, , likely] = ["picture", "label", "under", "suggestion"].map((name) => card.querySelector(`.${name}`));
-  const text = pending || (draft || labels ? words(draft ?? labels) : skipped ? "skipped" : "");
+  const [shown, label, likely] = card.querySelectorAll("button");
+  const given = draft ?? labels;
+  const text = pending || (given ? words(given) : skipped ? "skipped" : "");
   card.classList.toggle("saved", !pending && !draft);
   Object.assign(shown, { ariaCurrent: isCurrent, tabIndex: isCurrent ? 0 : -1 });
   label.hidden = !text;
-  label.firstChild.textContent = text;
-  write(card.querySelector(".reason"), reason);
-  write(card.querySelector(".alike"), copies.length ? `${copies.length} alike` : "");
+  Object.assign(label.firstChild, { className: given?.length ? "name" : "", textContent: text });
   likely.hidden = !suggestion || Boolean(text);
   likely.firstChild.textContent = suggestion?.label ?? "";
   likely.lastChild.textContent = suggestion ? `${hundredths(suggestion.probability)}%` : "";
+  write(card.querySelector(".reason"), reason);
+  write(card.querySelector(".alike"), copies.length ? `${copies.length} alike` : "");
 }

@@ -3,8 +3,8 @@
 import { Batch } from "./batch.js";
 import { translatePage } from "./chinese.js";
 import { classOf, drawClasses, listenToField } from "./classes.js";
-import { at, counted, fill, make, whole, words, write } from "./elements.js";
-import { abilities, accept, addClass, decide, skip, state, undo } from "./engine.js";
+import { at, counted, fill, make, words, write } from "./elements.js";
+import { abilities, accept, decide, skip, state, undo } from "./engine.js";
 import { drawGrid, enlarge, focusCurrent } from "./grid.js";
 import { drawProgress } from "./progress.js";
 
@@ -17,10 +17,8 @@ let again = null; // what `Try again` does
 let known = null; // the newest state
 let alike = null; // {ids, labels}: the copies of the last labelled picture
 
-// Requests
-
 /** Send a request after those before it; it waits until it is saved or given up. */
-function request(send, saved = () => {}, dropped = () => {}) {
+function request(send, saved, dropped = () => {}) {
   waiting.push({ send, saved, dropped });
   sendAll();
 }
@@ -43,69 +41,63 @@ async function sendAll() {
 
 function giveUp(count) {
   for (const { dropped } of waiting.splice(-count)) dropped();
-  warn("");
-  draw();
+  attempt(() => {});
 }
 
-/** Do something; if it fails, show the error and offer to do it again. */
+/** Do something, and draw; if it fails, show the error and offer to do it again. */
 async function attempt(action, repeat = () => attempt(action)) {
   try {
     await action();
-    warn("");
+    if (!waiting.length) warn("", null);
   } catch (error) {
     warn(error.message, repeat);
   }
-  step();
+  draw();
+  focusCurrent();
 }
 
-function warn(text, repeat = null) {
+function warn(text, repeat) {
   again = repeat;
   at("fault").hidden = !text;
   at("fault").firstElementChild.textContent = text;
-  write(at("drop"), waiting.length ? `Give up ${counted(waiting.length, "answer")}` : "");
 }
 
-// What the user does
-
 /** Label pictures: null takes their labels away, undefined skips them. */
-function give(ids, labels, name, before = () => {}) {
+function give(ids, labels, name) {
   const done = labels ? words(labels) : labels === null ? "no label" : "skipped";
-  batch.change(ids, true, (picture) => Object.assign(picture, { pending: done, draft: undefined }));
-  const send = async () => {
-    await before();
-    return labels === undefined ? skip(ids) : decide(ids.map((id) => ({ id, labels })));
-  };
+  const send = () => (labels === undefined ? skip(ids) : decide(ids.map((id) => ({ id, labels }))));
   const saved = () => {
-    batch.finish(ids, labels);
     at("spoken").textContent = `${name}: ${done}`;
+    batch.change(ids, labels !== null, (picture) => {
+      picture.past.push({ labels: picture.labels, skipped: picture.skipped });
+      Object.assign(picture, { pending: "", labels: labels ?? null, skipped: labels === undefined });
+    });
   };
+  batch.change(ids, true, (picture) => Object.assign(picture, { pending: done, draft: undefined }));
   request(send, saved, () => batch.change(ids, false, (picture) => (picture.pending = "")));
 }
 
 /** Answer for the current picture, and go on. */
-function answer(labels, before) {
+function answer(labels) {
   const { current } = batch;
   if (!current) return;
   alike = labels && current.copies.length ? { ids: current.copies, labels } : null;
-  give([current.id], labels, current.name, before);
-  batch.advance();
-  step();
+  give([current.id], labels, current.name);
+  go(() => batch.advance());
 }
 
 /** Label the current picture with a class, or with several switch the class on or off. */
 function choose(name) {
   const { current } = batch;
-  const add = known.classes.some((one) => one.name === name) ? undefined : () => addClass(name);
-  if (add && (known.several || !current)) request(add);
   if (!current) return;
-  if (!known.several) return answer([name], add);
+  if (!known.several) return answer([name]);
   const labels = current.draft ?? current.labels ?? [];
   current.draft = labels.includes(name) ? labels.filter((one) => one !== name) : [...labels, name];
   draw();
 }
 
 function take(picture = batch.current) {
-  if (picture !== batch.current) show(picture);
+  if (picture !== batch.current) choosePlace(picture);
   if (picture?.suggestion) choose(picture.suggestion.label);
 }
 
@@ -121,13 +113,12 @@ function go(move) {
   if (current?.draft) answer(current.draft);
   batch.place = place;
   move();
-  step();
+  draw();
+  focusCurrent();
 }
 
-function show(picture) {
-  if (picture === batch.current) enlarge(picture);
-  else go(() => (batch.place = batch.pictures.indexOf(picture)));
-}
+const choosePlace = (picture) => go(() => (batch.place = batch.pictures.indexOf(picture)));
+const show = (picture) => (picture === batch.current ? enlarge(picture) : choosePlace(picture));
 
 function clear(picture = batch.current) {
   if (picture?.labels) give([picture.id], null, picture.name);
@@ -153,54 +144,32 @@ function takeBack() {
 }
 
 const open = (view, name, times) => attempt(() => batch.open(view, name, times));
-const acts = {
-  suspects: (label) => open("suspects", label),
-  doubtful: (label) => open("doubtful", label),
-  accept: (label, fit) => request(() => accept(label, fit), () => batch.open("next")),
-};
-
-// What is shown
+const acceptAll = (label, fit) => request(() => accept(label, fit), () => batch.open("next"));
 
 function draw() {
   if (!known) return;
   const { view, name, current, total } = batch;
-  const isEmpty = total !== null && !current;
-  at("grid").dataset.view = view;
+  const { several, pictures, classes } = known;
+  const shown = total === null || current ? view : `no ${pictures ? view : "pictures"}`;
+  Object.assign(document.body.dataset, { shown, several, classes: classes.length }); // style.css hides by them
   drawGrid(batch.pictures, current, { show, clear, take });
-  drawClasses(known.classes, current, choose);
-  drawProgress(known, acts, view === "doubtful" ? name : undefined);
+  drawClasses(classes, current, choose);
+  drawProgress(known, open, acceptAll, view === "doubtful" ? name : undefined);
   for (const button of at("views").children) button.ariaPressed = button.dataset.view === view;
-  for (const count of at("views").querySelectorAll("b")) write(count, known[count.dataset.count] ? whole(known[count.dataset.count]) : "");
-  document.title = `${whole(known.labelled)} of ${whole(known.pictures)} – vitascope label`;
   Object.assign(at("undo"), { disabled: !known.undo && !waiting.length, title: known.undo ?? "" });
-  for (const one of document.querySelectorAll(".several")) one.hidden = !known.several;
-  for (const one of document.querySelectorAll("[data-shown]")) one.hidden = one.dataset.shown !== (isEmpty ? `no ${view}` : view);
-  at("start").hidden = view !== "next" || !current || known.classes.length;
-  at("nothing").hidden = known.pictures > 0;
-  at("back").hidden = view === "next";
-  at("copies").hidden = !alike;
-  at("copies").lastElementChild.textContent = alike ? `${alike.ids.length} alike: label all as “${words(alike.labels)}”` : "";
-  const names = known.classes.map((one) => one.name);
-  fill(at("only"), names, () => [new Option("All classes", ""), ...names.map((one) => make("option", { className: "name" }, one))]);
+  write(at("copies"), alike ? `${alike.ids.length} alike: label all as “${words(alike.labels)}”` : "");
+  write(at("drop"), waiting.length ? `Give up ${counted(waiting.length, "answer")}` : "");
+  const option = (one) => make("option", { className: "name" }, one.name);
+  fill(at("only"), classes.map((one) => one.name), () => [new Option("All classes", ""), ...classes.map(option)]);
   at("only").value = name;
   at("more").hidden = view === "next" || total <= batch.pictures.length;
   batch.prepare();
 }
 
-function step() {
-  draw();
-  focusCurrent();
-}
-
-// Keys, buttons, and the engine's state
-
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const KEYS = {
   " ": () => take(),
   Enter: save,
-  ArrowLeft: () => go(() => batch.move(-1, 0)),
-  ArrowRight: () => go(() => batch.move(1, 0)),
-  ArrowUp: () => go(() => batch.move(0, -1)),
-  ArrowDown: () => go(() => batch.move(0, 1)),
   0: () => known.several && answer([]),
   a: takeAlike,
   n: () => at("name").focus(),
@@ -212,23 +181,23 @@ const KEYS = {
   Delete: () => clear(),
   "?": () => at("keys").showModal(),
 };
-const on = (element, kind, act) => element.addEventListener(kind, act);
 
-on(document, "keydown", (event) => {
-  if (!known || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, #keys")) return;
-  if ([" ", "Enter"].includes(event.key) && event.target.closest("button:not(.picture)")) return; // which they press
-  const name = classOf(event.key);
-  const action = name === undefined ? KEYS[event.key] : () => choose(name);
+document.onkeydown = (event) => {
+  const { key, target } = event;
+  if (!known || event.ctrlKey || event.metaKey || event.altKey || target.closest("input, select, #keys")) return;
+  if ([" ", "Enter"].includes(key) && target.closest("button:not(.picture)")) return; // which they press
+  const name = classOf(key);
+  const action = name !== undefined ? () => choose(name) : key in MOVES ? () => go(() => batch.move(...MOVES[key])) : KEYS[key];
   if (action) event.preventDefault();
-  if (action && (!event.repeat || event.key.startsWith("Arrow"))) action();
-});
-for (const button of document.querySelectorAll("[data-key]")) on(button, "click", () => KEYS[button.dataset.key]());
-for (const button of document.querySelectorAll("button[data-view]")) on(button, "click", () => open(button.dataset.view));
-on(at("only"), "change", () => open("labelled", at("only").value));
-on(at("more"), "click", () => open(batch.view, batch.name, batch.times + 2));
-on(at("again"), "click", () => again());
-on(at("drop"), "click", () => giveUp(waiting.length));
-on(window, "beforeunload", (event) => waiting.length && event.preventDefault());
+  if (action && (!event.repeat || key in MOVES)) action();
+};
+for (const button of document.querySelectorAll("[data-key]")) button.onclick = () => KEYS[button.dataset.key]();
+for (const button of document.querySelectorAll("button[data-view]")) button.onclick = () => open(button.dataset.view);
+at("only").onchange = () => open("labelled", at("only").value);
+at("more").onclick = () => open(batch.view, batch.name, batch.times + 2);
+at("again").onclick = () => again();
+at("drop").onclick = () => giveUp(waiting.length);
+window.onbeforeunload = () => (waiting.length ? "not saved" : null); // asks before what is not saved is lost
 listenToField(choose, () => {
   at("name").blur();
   focusCurrent();
@@ -236,21 +205,23 @@ listenToField(choose, () => {
 
 /** Follow the engine's state for as long as the page is open. */
 async function follow() {
-  for (let isLost = false; ; ) {
+  for (let isLost = true; ; ) {
     try {
-      const isFirst = known === null;
       known = await state(known?.version);
       draw();
-      if (isFirst) await open("next");
-      if (isFirst && !known.classes.length) at("name").focus();
-      if (isLost) again?.();
+      if (isLost) await (again ?? start)();
       isLost = false;
     } catch (error) {
-      warn(error.message, again ?? (() => open(batch.view, batch.name)));
+      warn(error.message, again ?? start);
       isLost = true;
       await new Promise((resolve) => setTimeout(resolve, PAUSE));
     }
   }
+}
+
+async function start() {
+  await open(batch.view, batch.name);
+  if (!known.classes.length) at("name").focus();
 }
 
 translatePage();

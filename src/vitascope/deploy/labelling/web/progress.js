@@ -3,56 +3,54 @@
 import { at, counted, fill, hundredths, make, whole, write } from "./elements.js";
 
 const interval = ({ low, high }) => `${hundredths(low)} to ${hundredths(high)}`;
+const estimate = (shares) => `${hundredths(shares.value)}% (${interval(shares)})`;
+const NONE = { measure: "accuracy", reason: "Shown when two classes have a few pictures each.", acceptances: [] };
 
-/** Draw the state; `act` has {suspects(label), doubtful(label), accept(label, fit)}; the doubtful of `looked` are shown. */
-export function drawProgress(state, act, looked) {
-  const { pictures, read, remaining_s: remaining, unreadable, fit } = state;
-  at("count").textContent = whole(state.labelled);
-  at("of").textContent = `of ${counted(pictures, "picture")}`;
-  Object.assign(at("share"), { max: pictures || 1, value: state.labelled });
-  const sources = [`${whole(state.looked)} looked at`, `${whole(state.accepted)} accepted`, `${whole(state.given)} given`];
-  write(at("sources"), state.accepted || state.given ? sources.join(", ") : "");
+/** Draw the state; its buttons call `open(view, label)` and `accept(label, fit)`; the doubtful of `looked` are shown. */
+export function drawProgress(state, open, accept, looked) {
+  const { pictures, labelled, read, remaining_s: remaining, unreadable } = state;
+  const { value = null, forecast, confused, ...fit } = state.fit ?? NONE;
   const time = remaining < 90 ? `${remaining} s` : `${Math.round(remaining / 60)} min`;
-  at("reading").hidden = read + unreadable >= pictures;
-  at("read").textContent = `The model has read ${whole(read)} of ${whole(pictures)}${remaining === null ? "" : `, ${time} left`}`;
+  const sources = [`${whole(state.looked)} looked at`, `${whole(state.accepted)} accepted`, `${whole(state.given)} given`];
+  const later = value !== null && forecast;
+  const texts = {
+    count: whole(labelled),
+    of: `of ${counted(pictures, "picture")}`,
+    sources: state.accepted || state.given ? sources.join(", ") : "",
+    read: `The model has read ${whole(read)} of ${whole(pictures)}${remaining === null ? "" : `, ${time} left`}`,
+    measure: fit.measure[0].toUpperCase() + fit.measure.slice(1),
+    percent: value === null ? "" : `${hundredths(value)}%`,
+    interval: value === null ? "" : `${interval(fit)}%`,
+    later: later ? `${counted(forecast.labels - fit.labels, "more label")}: about ${estimate(forecast)}` : "",
+    reason: value === null ? fit.reason : "",
+    confused: confused ? `${confused.count} “${confused.label}” taken for “${confused.said}”` : "",
+    "of-suspects": state.suspects ? whole(state.suspects) : "",
+    "of-labelled": labelled ? whole(labelled) : "",
+    command: `vitascope train ${/^[\w.,:/-]+$/.test(state.out) ? state.out : `'${state.out.replaceAll("'", "'\\''")}'`}`,
+  };
+  for (const [id, text] of Object.entries(texts)) write(at(id), text);
+  document.title = `${whole(labelled)} of ${whole(pictures)} – vitascope label`;
+  Object.assign(at("share"), { max: pictures || 1, value: labelled });
   Object.assign(at("read-share"), { max: pictures || 1, value: read });
-  drawFit(fit ?? { reason: "Shown when two classes have a few pictures each.", measure: "accuracy" }, act);
-  const acceptances = fit?.acceptances ?? [];
-  at("accept").hidden = !acceptances.length;
-  fill(at("accepted"), [acceptances, fit?.number, looked], () => acceptances.map((one) => acceptance(one, fit.number, act, looked)));
-  const notes = [unreadable && `${counted(unreadable, "picture")} cannot be read.`, ...state.notes].filter(Boolean);
-  at("notes").hidden = !notes.length;
-  fill(at("notes"), notes, () => notes.map((note) => make("p", {}, note)));
-  at("end").hidden = !state.labelled;
-  const out = /^[\w.,:/-]+$/.test(state.out) ? state.out : `'${state.out.replaceAll("'", "'\\''")}'`; // for a shell
-  at("command").firstChild.textContent = `vitascope train ${out}`;
-}
-
-function drawFit({ value = null, forecast, confused, measure, reason, ...fit }, act) {
-  at("measure").textContent = measure[0].toUpperCase() + measure.slice(1);
-  write(at("reason"), value === null ? reason : "");
+  at("confused").onclick = () => open("suspects", confused.label);
   drawScale(at("value"), value !== null && { ...fit, value });
-  drawScale(at("forecast"), value !== null && forecast);
-  if (value !== null) at("percent").textContent = `${hundredths(value)}%`;
-  if (value !== null) at("interval").textContent = `${interval(fit)}%`;
-  const later = forecast && `about ${hundredths(forecast.value)}% (${interval(forecast)})`;
-  at("later").textContent = forecast ? `${counted(forecast.labels - fit.labels, "more label")}: ${later}` : "";
-  write(at("confused"), confused ? `${confused.count} “${confused.label}” taken for “${confused.said}”` : "");
-  at("confused").onclick = () => act.suspects(confused.label);
+  drawScale(at("forecast"), later);
+  const notes = [unreadable && `${counted(unreadable, "picture")} cannot be read.`, ...state.notes].filter(Boolean);
+  fill(at("notes"), notes, () => notes.map((note) => make("p", {}, note)));
+  const row = ({ label, count, ...shares }) => {
+    const look = make("button", { onclick: () => open("doubtful", label) }, "Look at the doubtful ones");
+    const take = make("button", { onclick: () => accept(label, fit.number) }, `Accept ${whole(count)}`);
+    take.className = looked === label ? "primary" : "";
+    return make("li", {}, make("p", {}, `Accept ${counted(count, "picture")} as “${label}”: ${estimate(shares)} right`), look, take);
+  };
+  fill(at("accepted"), [fit.acceptances, fit.number, looked], () => fit.acceptances.map(row));
+  const hidden = { reading: read + unreadable >= pictures, notes: !notes.length, accept: !fit.acceptances.length, end: !labelled };
+  for (const [id, isHidden] of Object.entries(hidden)) at(id).hidden = isHidden;
 }
 
-function drawScale(figure, estimate) {
-  figure.hidden = !estimate;
-  if (!estimate) return;
+function drawScale(figure, shares) {
+  figure.hidden = !shares;
   const [range, mark] = figure.querySelectorAll("i");
-  Object.assign(range.style, { left: `${100 * estimate.low}%`, right: `${100 - 100 * estimate.high}%` });
-  mark.style.left = `${100 * estimate.value}%`;
-}
-
-function acceptance({ label, count, ...shares }, number, act, looked) {
-  const text = `Accept ${counted(count, "picture")} as “${label}”: ${hundredths(shares.value)}% (${interval(shares)}) right`;
-  const look = make("button", { type: "button", onclick: () => act.doubtful(label) }, "Look at the doubtful ones");
-  const take = make("button", { type: "button", onclick: () => act.accept(label, number) }, `Accept ${whole(count)}`);
-  if (looked === label) take.className = "primary";
-  return make("li", {}, make("p", {}, text), look, take);
+  Object.assign(range.style, { left: `${100 * shares.low}%`, right: `${100 - 100 * shares.high}%` });
+  mark.style.left = `${100 * shares.value}%`;
 }
