@@ -108,11 +108,12 @@ def test_labels_become_a_classifier_and_survive_a_closed_tab(visit: Visit, folde
     right = [one["suggestion"]["label"] == one["name"].split()[0] for one in rest]
     assert sum(right) > 10
     ask(visit, "skip", [rest[0]["id"]])
-    ask(visit, "addClass", "  cafe\u0301 ")
+    ask(visit, "decide", [{"id": rest[1]["id"], "labels": ["  cafe\u0301 "]}])
+    fit = wait(visit, lambda state: state["fit"]["number"] > fit["number"] and not state["fitting"])["fit"]
     before = ask(visit, "pictures", "labelled", 30)
     again(visit)
     after = wait(visit, lambda state: state["fit"] and not state["fitting"])
-    assert after["classes"] == [*state["classes"], {"name": "caf\u00e9", "count": 0}]
+    assert after["classes"] == [*state["classes"], {"name": "caf\u00e9", "count": 1}]
     assert after["fit"] == {**fit, "number": 1}
     found = ask(visit, "pictures", "labelled", 30)
     assert found == before
@@ -170,7 +171,7 @@ def test_full_storage_is_an_error_and_what_failed_can_be_repeated(visit: Visit, 
     full = visit.page.context.new_cdp_session(visit.page)
     full.send("Storage.overrideQuotaForOrigin", {"origin": "file://", "quotaSize": 1})
     with pytest.raises(Exception, match="storage is full"):
-        ask(visit, "addClass", "a")
+        ask(visit, "skip", [])
     visit.page.set_input_files("#tools input >> nth=0", [str(folder / "red 0.png")])
     fault = visit.page.locator("#fault:has-text('storage is full')")
     fault.wait_for()
@@ -179,9 +180,9 @@ def test_full_storage_is_an_error_and_what_failed_can_be_repeated(visit: Visit, 
     full.send("Storage.overrideQuotaForOrigin", {"origin": "file://"})
     visit.page.click("#again")
     wait(visit, lambda state: state["read"] == 1)
-    assert ask(visit, "addClass", "a")["classes"] == [{"name": "a", "count": 0}]
+    assert ask(visit, "decide", [{"id": 0, "labels": ["a"]}])["classes"] == [{"name": "a", "count": 1}]
     again(visit)
-    assert ask(visit, "state")["pictures"] == 1
+    assert ask(visit, "state")["labelled"] == 1
 
 
 def saved(visit: Visit, kind: str, file: Path, *given: Any) -> Path:

@@ -1,9 +1,10 @@
 // The engine of labelling in the page itself: its model reads the pictures, and the browser keeps them.
 //
-// Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id], name},
-// where a label before and after is {name, source} or null, and `name` is that of a new class.
+// Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id]}, where a
+// label before and after is {name, source} or null.
 
 import { modelFile, pageFile } from "./export.js";
+import { joined } from "./numbers.js";
 import { EVERY, FEW, shuffled } from "./order.js";
 import { largest } from "./regression.js";
 import { fetchFeatures, openTasks, pageData } from "./server.js";
@@ -36,17 +37,19 @@ opened.catch(() => {}); // every request throws it
 async function open() {
   storage = await Storage.open(`vitascope ${pageData.learning.digest}`);
   learner = await openTasks();
-  for (const { features, hash, ...picture } of await storage.all("pictures")) {
-    hashes.add(hash);
-    await take(picture, features);
-  }
+  const kept = await storage.all("pictures");
+  await take(kept, joined(kept.map(({ features }) => features)));
   for (const entry of await storage.all("log")) apply(entry);
   change();
 }
 
-function take(picture, features) {
-  album.push({ ...picture, label: null, skipped: false, at: 0 });
-  return learner.ask({ do: "keep", values: features, width: features.length });
+/** Take pictures that are kept, with their features one after another. */
+async function take(kept, features) {
+  for (const { name, key, session, hash } of kept) {
+    album.push({ name, key, session, label: null, skipped: false, at: 0 });
+    hashes.add(hash);
+  }
+  if (kept.length) await learner.ask({ do: "keep", values: features, width: features.length / kept.length });
 }
 
 /** A new version: those who wait for it get it, and the classifier is fitted anew. */
@@ -88,18 +91,12 @@ const share = (value) => `${Math.round(100 * value)}%`;
 const several = (count) => `${count.toLocaleString("en")} picture${count === 1 ? "" : "s"}`;
 
 /** The name of a class, as it is compared. */
-function canonical(text) {
-  const name = text.normalize("NFC").trim();
-  if (!name) throw new Error("A class needs a name.");
-  return name;
-}
+const canonical = (name) => name.normalize("NFC").trim();
 
 /** The classes with their pictures, in the order in which they were named. */
 function classes() {
   const counts = new Map();
-  for (const { name, changes } of log) {
-    for (const one of [name, ...changes.map(([, , after]) => after?.name)]) if (one) counts.set(one, 0);
-  }
+  for (const [, , after] of log.flatMap(({ changes }) => changes)) if (after) counts.set(after.name, 0);
   for (const { label } of album) if (label) counts.set(label.name, counts.get(label.name) + 1);
   return [...counts].map(([name, count]) => ({ name, count }));
 }
@@ -129,12 +126,6 @@ export async function decide(decisions) {
 
 export async function skip(ids) {
   return save(() => ({ text: `skipped (${several(ids.length)})`, skipped: ids }));
-}
-
-export async function addClass(text) {
-  await opened;
-  const name = canonical(text);
-  return classes().some((one) => one.name === name) ? snapshot() : save(() => ({ text: `class ${name}`, name }));
 }
 
 export async function accept(name, number) {
@@ -370,10 +361,10 @@ async function addOne(file) {
     const isHeic = /\.hei[cf]$/i.test(name);
     return faults.push(`${name}: ${isHeic ? "HEIC, which this browser cannot read: save it as JPEG" : error.message}`);
   }
-  const picture = { name, key, session: new Date(file.lastModified).toISOString().slice(0, 10) };
+  const picture = { name, key, hash, session: new Date(file.lastModified).toISOString().slice(0, 10) };
   const kept = inTurn(async () => {
-    await storage.addPicture(album.length, { ...picture, hash, features: found.features }, found.seen);
-    await take(picture, found.features);
+    await storage.addPicture(album.length, { ...picture, features: found.features }, found.seen);
+    await take([picture], found.features);
   });
   return kept.catch((error) => {
     hashes.delete(hash);

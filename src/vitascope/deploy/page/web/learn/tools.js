@@ -26,7 +26,7 @@ export function offerTools({ attempt, add, cancel, exported }) {
     addAll(filesOf([...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean)));
   });
   document.addEventListener("paste", (event) => event.clipboardData.files.length && addAll([...event.clipboardData.files]));
-  at("nothing").textContent = "Drop pictures or a folder here, paste them, or add them with the buttons above.";
+  document.querySelector("[data-shown='no pictures']").textContent = "Drop pictures or a folder here, paste them, or add them with the buttons above.";
   at("command").hidden = true; // the files are here instead
   at("end").querySelector("h2").textContent = "Save what was learned";
   at("outputs").append(
