@@ -1,6 +1,6 @@
 // Which pictures to label next: typical and different ones, then those that a classifier is unsure of, and some at random.
 //
-// A shorter form of analysis/labelling/order.py. Pictures are rows of directions (N, D).
+// A shorter form of analysis/labelling/order.py. Pictures are rows of directions (N, D), which were added in random order.
 
 import { dot } from "./numbers.js";
 import { rowsOf } from "./regression.js";
@@ -48,7 +48,7 @@ export class Order {
 
   /** Typical and different pictures: of each cluster without a labelled one the nearest to its centre, the largest first. */
   typical(open, labelled, count) {
-    const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE); // they were added in random order
+    const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE)
     const { cluster, distance } = this.clusters(rows, Math.min(labelled.length + count, rows.length));
     const clusters = new Map();
     cluster.forEach((k, at) => clusters.set(k, [...(clusters.get(k) ?? []), at]));
@@ -59,13 +59,11 @@ export class Order {
     }));
   }
 
-  /** K-means: the cluster of each row, and its distance to the centre. */
-  clusters(rows, most) {
+  /** K-means, begun at the first k rows, which are in random order: the cluster of each row, and its distance to the centre. */
+  clusters(rows, k) {
     const { D, kernel } = this;
     const x = rowsOf(this.unit, rows, D);
-    const centres = rowsOf(x, spread(x, D, most), D);
-    const k = centres.length / D;
-    const sizes = new Float64Array(k);
+    const [centres, sizes] = [x.slice(0, k * D), new Float64Array(k)];
     const [cluster, distance] = [new Int32Array(rows.length), new Float64Array(rows.length)];
     for (let step = 0; step < STEPS; step++) {
       const lengths = [...sizes.keys()].map((c) => dot(centres.subarray(c * D, (c + 1) * D), centres.subarray(c * D, (c + 1) * D)));
@@ -101,34 +99,13 @@ export class Order {
   }
 }
 
-/** Places of at most k rows of x that are far from each other (k-means++, Arthur and Vassilvitskii 2007). */
-function spread(x, D, k) {
-  const [random, places, least] = [randomNumbers(), [], new Float64Array(x.length / D).fill(2)];
-  while (places.length < k) {
-    let left = random() * least.reduce((sum, value) => sum + value);
-    const place = least.findIndex((value) => value > 0 && (left -= value) <= 0);
-    if (place < 0) break; // the others are equal to these
-    places.push(place);
-    const centre = x.subarray(place * D, (place + 1) * D);
-    least.forEach((value, row) => {
-      const apart = row === place ? 0 : 2 - 2 * dot(x.subarray(row * D, (row + 1) * D), centre);
-      least[row] = apart > 1e-6 ? Math.min(value, apart) : 0;
-    });
-  }
-  return places;
-}
-
-/** Random numbers in (0, 1), always the same (Park and Miller 1988). */
-function randomNumbers() {
+/** A list in a random order, always the same (Park and Miller 1988). */
+export function shuffled(list) {
   let state = 20_000;
-  return () => (state = (state * 48271) % 2147483647) / 2147483647;
-}
-
-/** A list in a random order. */
-export function shuffled(rows) {
-  const [random, found] = [randomNumbers(), [...rows]];
+  const found = [...list];
   for (let at = found.length - 1; at > 0; at--) {
-    const other = Math.floor(random() * (at + 1));
+    state = (state * 48271) % 2147483647;
+    const other = state % (at + 1);
     [found[at], found[other]] = [found[other], found[at]];
   }
   return found;

@@ -23,7 +23,8 @@ export function offerTools({ attempt, add, cancel, exported }) {
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => {
     event.preventDefault();
-    addAll(filesOf([...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean)));
+    const items = [...event.dataTransfer.items].filter(({ kind }) => kind === "file");
+    addAll(filesOf(items.map((item) => item.webkitGetAsEntry() ?? item.getAsFile())));
   });
   document.addEventListener("paste", (event) => event.clipboardData.files.length && addAll([...event.clipboardData.files]));
   document.querySelector("[data-shown='no pictures']").textContent = "Drop pictures or a folder here, paste them, or add them with the buttons above.";
@@ -53,7 +54,8 @@ async function filesOf(entries) {
   for (const entry of entries) {
     const reader = entry.isDirectory && entry.createReader();
     const some = () => new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // at most 100
-    if (!reader) found.push(await new Promise((resolve, reject) => entry.file(resolve, reject)));
+    if (entry instanceof File) found.push(entry);
+    else if (!reader) found.push(await new Promise((resolve, reject) => entry.file(resolve, reject)));
     else for (let next = await some(); next.length; next = await some()) found.push(...(await filesOf(next)));
   }
   return found;
