@@ -323,8 +323,7 @@ export async function add(files, first = () => {}) {
 
 /** Add no more of the pictures that wait. */
 export function cancel() {
-  if (!adding) return;
-  adding.total -= adding.queue.splice(0).length;
+  if (adding) adding.total -= adding.queue.splice(0).length;
   change(false);
 }
 

@@ -12,22 +12,18 @@ const LARGEST_BIAS = 1e4; // as in training/linear/head.py
 export async function pageFile(classifier) {
   const { explorer, answering } = pageData.learning;
   const { options, about, described } = answering;
-  const weights = safetensors([...bodyTensors(), ...headTensors(classifier)]);
-  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", await weights.arrayBuffer()));
+  const weights = new Uint8Array(await safetensors([...bodyTensors(), ...headTensors(classifier)]).arrayBuffer());
+  const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", weights));
   const digest = Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
   const model = { options, described: { ...described, digest }, about: { ...about, class_names: classifier.names } };
   const data = { ...pageData, models: [model], learning: undefined, texts: explorer.texts };
-  const pieces = Array.from({ length: Math.ceil(weights.size / PIECE) }, (_, at) => weights.slice(at * PIECE, (at + 1) * PIECE));
-  const program = document.getElementById("model-program").textContent;
   const script = (attributes, text) => `<script ${attributes}>${text}<\/script>\n`;
-  return new Blob([
-    explorer.begin,
-    script('type="application/json" id="model-data"', JSON.stringify(data).replaceAll("<", "\\u003c")),
-    ...(await Promise.all(pieces.map(async (piece) => script('type="text/base64" data-model="0"', await base64Of(piece))))),
-    script('id="model-program"', program),
-    script('id="explorer-program"', explorer.program),
-    explorer.end,
-  ]);
+  const parts = [explorer.begin, script('type="application/json" id="model-data"', JSON.stringify(data).replaceAll("<", "\\u003c"))];
+  for (let from = 0; from < weights.length; from += PIECE) {
+    parts.push(script('type="text/base64" data-model="0"', base64Of(weights.subarray(from, from + PIECE))));
+  }
+  parts.push(script('id="model-program"', document.getElementById("model-program").textContent));
+  return new Blob([...parts, script('id="explorer-program"', explorer.program), explorer.end]);
 }
 
 /** A safetensors file that has its configuration: a Blob. */
@@ -95,11 +91,8 @@ function safetensors(tensors, metadata = {}) {
   return new Blob([size, text, padding, ...tensors.map(({ data }) => data)]);
 }
 
-function base64Of(blob) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(blob);
-  });
+function base64Of(bytes) {
+  let letters = "";
+  for (let from = 0; from < bytes.length; from += 8192) letters += String.fromCharCode(...bytes.subarray(from, from + 8192));
+  return btoa(letters);
 }
