@@ -258,7 +258,7 @@ def test_every_body_is_exported(browser: Any, name: str, weights: Any, tmp_path:
     with visiting(browser, path.as_uri(), offline=True) as visit:
         D = json.loads(str(visit.page.text_content("#model-data")))["models"][0]["options"]["embed_dim"]
         D *= 2 if name == "distillation" else 1
-        head = {"names": ["a", "b", "c"], "weight": generator.normal(size=3 * D).tolist(), "bias": [0, 1, -2]}
+        head = {"names": ["</script>", "<!--", "c"], "weight": generator.normal(size=3 * D).tolist(), "bias": [0, 1, -2]}
         made = [
             saved(visit, kind, tmp_path / file, head)
             for kind, file in (("pageFile", "a.html"), ("modelFile", "a.safetensors"))

@@ -17,7 +17,7 @@ export class Storage {
     const database = await answerOf(request).catch((error) => {
       throw new Error(`This browser keeps nothing for this page (${error.message}): open it in another one, or not in a private window.`);
     });
-    await navigator.storage?.persist?.().catch(() => false); // else it may be deleted where the disk gets full
+    navigator.storage?.persist?.().catch(() => false); // else it may be deleted where the disk gets full; a user may be asked
     return new Storage(database);
   }
 
