@@ -1,6 +1,6 @@
 // The classes as buttons with keys, and the field that adds a class, or finds one by the beginning of its name.
 
-import { at, fill, make, whole } from "./elements.js";
+import { at, fill, make, whole, write } from "./elements.js";
 
 const KEYS = 9; // classes that have a key
 const folded = (text) => text.normalize("NFC").trim().toLowerCase();
@@ -39,7 +39,8 @@ export function listenToField(choose, leave) {
     at("enter").hidden = !typed();
     name.textContent = meant(typed());
     kind.textContent = names.includes(meant(typed())) ? "Enter:" : "Enter: new class";
-    other.hidden = folded(meant(typed())) === folded(typed());
+    write(other, folded(meant(typed())) === folded(typed()) ? "" : `⇧ Enter: new class “${typed()}”`);
+    other.onclick = () => end(typed());
   };
   const end = (name) => {
     at("name").value = "";

@@ -15,6 +15,7 @@ const waiting = []; // {send, saved, dropped}: what the engine has not saved, in
 let sending = false;
 let again = null; // what `Try again` does
 let known = null; // the newest state
+let undoing = false; // until it is known which picture is the current one again
 let alike = null; // {ids, labels}: the copies of the last labelled picture
 
 /** Send a request after those before it; it waits until it is saved or given up. */
@@ -80,7 +81,7 @@ function give(ids, labels, name) {
 /** Answer for the current picture, and go on. */
 function answer(labels) {
   const { current } = batch;
-  if (!current) return;
+  if (!current || undoing) return;
   alike = labels && current.copies.length ? { ids: current.copies, labels } : null;
   give([current.id], labels, current.name);
   go(() => batch.advance());
@@ -135,12 +136,14 @@ function takeAlike() {
 function takeBack() {
   if (waiting.length && !sending) return giveUp(1);
   const { undo: what } = known;
-  alike = null;
+  if (!what || undoing) return;
+  [alike, undoing] = [null, true];
   const saved = ({ ids }) => {
     at("spoken").textContent = `Undone: ${what}`;
+    undoing = false;
     return batch.restore(ids);
   };
-  if (what) request(undo, saved);
+  request(undo, saved, () => (undoing = false));
 }
 
 const open = (view, name, times) => attempt(() => batch.open(view, name, times));
@@ -212,7 +215,7 @@ async function follow() {
       if (isLost) await (again ?? start)();
       isLost = false;
     } catch (error) {
-      warn(error.message, again ?? start);
+      if (!again) warn(error.message, start); // else it is said already
       isLost = true;
       await new Promise((resolve) => setTimeout(resolve, PAUSE));
     }
