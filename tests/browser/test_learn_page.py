@@ -83,7 +83,7 @@ def add(visit: Visit, *files: Path) -> dict[str, Any]:
 
 
 def label_all(visit: Visit, count: int) -> dict[str, Any]:
-    """Label pictures by the colours in their names, as they are offered."""
+    """Label pictures by the colours in their names, as they are offered; the state once they are fitted."""
     for _ in range(count):
         [picture] = ask(visit, "pictures", "next", 1)["pictures"]
         ask(visit, "decide", [{"id": picture["id"], "labels": [picture["name"].split()[0]]}])
@@ -118,6 +118,13 @@ def test_labels_become_a_classifier_and_survive_a_closed_tab(visit: Visit, folde
     found = ask(visit, "pictures", "labelled", 30)
     assert found == before
     assert ask(visit, "pictures", "next", 12)["pictures"][-1]["id"] == rest[0]["id"]  # skipped ones come last
+
+
+def test_all_pictures_judge_once_all_have_been_looked_at(visit: Visit, folder: Path) -> None:
+    add(visit, *(file for file in folder.iterdir() if int(file.stem.split()[1]) < 12))
+    fit = label_all(visit, 11)["fit"]
+    assert fit["value"] is None or fit["labels"] < 11
+    assert label_all(visit, 1)["fit"]["labels"] == 12
 
 
 def test_undo_takes_back_what_was_saved_last(visit: Visit, folder: Path) -> None:
@@ -258,7 +265,11 @@ def test_every_body_is_exported(browser: Any, name: str, weights: Any, tmp_path:
     with visiting(browser, path.as_uri(), offline=True) as visit:
         D = json.loads(str(visit.page.text_content("#model-data")))["models"][0]["options"]["embed_dim"]
         D *= 2 if name == "distillation" else 1
-        head = {"names": ["</script>", "<!--", "c"], "weight": generator.normal(size=3 * D).tolist(), "bias": [0, 1, -2]}
+        head = {
+            "names": ["</script>", "<!--", "c"],
+            "weight": generator.normal(size=3 * D).tolist(),
+            "bias": [0, 1, -2],
+        }
         made = [
             saved(visit, kind, tmp_path / file, head)
             for kind, file in (("pageFile", "a.html"), ("modelFile", "a.safetensors"))

@@ -284,12 +284,15 @@ async function ordered(count) {
 
 /**
  * The random third of the pictures that only judge, in a random order: those `before` the first that nobody looked at, and
- * those that are `waiting`; and the `others` without a label.
+ * those that are `waiting`; and the `others` without a label. If all have been looked at, all judge.
  */
 function pool() {
-  const ids = [...album.keys()].filter((id) => album[id].key % EVERY === 0).sort((a, b) => album[a].key - album[b].key);
-  const first = ids.findIndex((id) => isOpen(id) || album[id].label?.source === "accepted");
-  const others = openRows().filter((id) => album[id].key % EVERY !== 0);
+  const isNew = (id) => isOpen(id) || album[id].label?.source === "accepted";
+  const isThird = (id) => album[id].key % EVERY === 0;
+  const all = [...album.keys()].sort((a, b) => album[a].key - album[b].key);
+  const ids = all.some(isNew) ? all.filter(isThird) : all;
+  const first = ids.findIndex(isNew);
+  const others = openRows().filter((id) => !isThird(id));
   return { before: ids.slice(0, first < 0 ? ids.length : first), waiting: ids.filter(isOpen), others };
 }
 
