@@ -42,6 +42,7 @@ SUGGESTED = [
     "predict runs/tiny data --out predictions.csv",
     f"predict model.onnx {PICTURE}",
     f"predict clip {PICTURE} --classes 'a cat' dog",
+    "label data --out labels.csv --no-open",
     "next runs/tiny data --count 3",
     "embed runs/tiny data --out features.npz",
     "export runs/tiny",
@@ -100,6 +101,7 @@ def test_suggested_command_runs(command: str, fresh: None, exported_file, monkey
         write_clip(Path("clip"))
     if "twin" in command:
         assert exit_status("train", "--config", "runs/tiny/config.yaml", "--run", "runs/twin") == 0
+    monkeypatch.setattr("vitascope.deploy.labelling.label.serve_session", lambda *_, **__: None)  # no end
     exports = nullcontext() if "--features" in command else copied_exports(exported_file(".onnx"))
     with undrawn(), exports:
         runs(*line_of(command, capsys))

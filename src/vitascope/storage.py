@@ -182,10 +182,10 @@ def write_json(path: Path, values: Mapping[str, Any]) -> Path:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = False, holder: str = "") -> Iterator[None]:
     """Hold the lock file `path`, made if absent, as the only process; the system releases it at the end.
-    Where another process holds it, `wait`, or raise a UserError that names the holder (not on Windows).
-    Without locks in the file system, warn."""
+    Where another process holds it, `wait`, or raise a UserError that names the holder (not on Windows), by
+    default as a process. Without locks in the file system, warn."""
     with _lock_file(path) as descriptor:
         try:
             if not lock_descriptor(descriptor, blocking=wait):
@@ -198,7 +198,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
             reason = f"cannot be locked ({error.strerror}): start no second process there"
             print(f"vitascope: {path.parent} {reason}", file=sys.stderr)
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        os.write(descriptor, f"{holder or f'process {os.getpid()} on {socket.gethostname()}'}\n".encode())
         yield
 
 

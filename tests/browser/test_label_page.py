@@ -219,7 +219,7 @@ def test_keys_alone_lead_from_no_class_to_a_command_that_trains(browser: Any) ->
         visit.page.locator("#accepted button").last.focus()
         press(visit, "Enter")
         wait_for(visit, "#count", "16")
-        assert visit.text("#command") == "vitascope train 'my labels.csv'"
+        assert visit.text("#command") == "vitascope train --data 'my labels.csv'"
         assert visit.faults == []
 
 

@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "compress": "models.Compress",
     },
     "Data and models:": {
+        "label": "label.Label",
         "next": "features.Next",
         "audit": "features.Audit",
         "pack": "models.Pack",

@@ -31,6 +31,7 @@ NEXT: dict[str, tuple[str, ...]] = {
         "vitascope explain {model} {images} --compare",
         "vitascope serve {exported}",
     ),
+    "label": ("vitascope train --data {labels_file}",),
     "next": ("vitascope probe {model} --data FOLDER",),
     "embed": ("vitascope similar {model} PICTURE {data}", "vitascope similar {exported} PICTURE {data}"),
     "export": ("vitascope embed {feature_file} FOLDER --out features.npz", "vitascope serve {file}"),

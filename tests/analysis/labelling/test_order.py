@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
 from tests.models import law
-from vitascope.analysis.labelling.order import FEW, NextPicture, next_pictures, typical
+from vitascope.analysis.labelling.order import (
+    EVERY,
+    FEW,
+    NextPicture,
+    doubts,
+    judging,
+    next_pictures,
+    random_keys,
+    typical,
+)
 
 Array = npt.NDArray[Any]
 
@@ -116,3 +125,57 @@ def test_unsure_pictures_come_first_and_are_not_all_alike() -> None:
     assert clusters[indices(next_pictures(features, 2, labels=FEW, margins=margins))].tolist() == [0, 1]
     assert sorted(indices(next_pictures(features, 99, labels=FEW, margins=margins))) == list(range(44))
     assert next_pictures(features[:0], 3, labels=FEW, margins=margins[:0]) == []
+
+
+def test_judges_are_the_first_of_a_random_third_up_to_one_without_a_look() -> None:
+    keys, groups = EVERY * np.array([3, 1, 2, 9, 0]), np.arange(5)
+    keys[3] += 1  # never judges
+    for looked, judges, next_ones in (
+        ([], [], [4, 1, 2, 0]),
+        ([4, 1, 0], [4, 1], [2]),
+        ([1, 2, 0, 3], [], [4]),
+        ([0, 1, 2, 4], [0, 1, 2, 4], []),
+    ):
+        pool, mask, waiting = judging(keys, groups, np.isin(np.arange(5), looked))
+        assert np.flatnonzero(pool).tolist() == [0, 1, 2, 4]
+        assert set(np.flatnonzero(mask)) == set(judges)
+        assert [n for n in waiting.tolist() if n not in looked] == [n for n in next_ones if n not in looked]
+
+
+def test_all_judge_if_all_have_been_looked_at() -> None:
+    keys = random_keys(features_of(20))
+    assert judging(keys, np.arange(20), np.ones(20, np.bool_))[1].all()
+    assert 0 < judging(keys, np.arange(20), np.arange(20) > 0)[0].sum() < 20
+
+
+def test_one_of_near_copies_judges() -> None:
+    keys, groups = EVERY * np.array([2, 1, 3, 0]), np.array([0, 1, 1, 0])
+    keys[2] += 1  # follows its copy
+    pool, mask, waiting = judging(
+        keys, groups, np.array([True, False, False, False])
+    )  # a copy of the first, 3
+    assert pool.all()
+    assert np.flatnonzero(mask).tolist() == [0]
+    assert waiting.tolist() == [1]
+    assert judging(keys, groups, np.ones(4, np.bool_))[1].sum() == 2
+
+
+def test_judges_are_a_fair_sample_however_the_others_were_chosen() -> None:
+    shares, N = [], 300
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        hard = draw.random(N) < 0.3
+        looked = hard & (draw.random(N) < 0.4)  # chosen: hard ones only
+        keys = random_keys(draw.normal(size=(N, 2)))
+        for _ in range(30):
+            looked[judging(keys, np.arange(N), looked)[2][0]] = True
+        judges = judging(keys, np.arange(N), looked)[1]
+        assert judges.sum() >= 30
+        shares.append(hard[judges].mean() - hard.mean())
+    assert abs(np.mean(shares)) < 4 * np.std(shares) / np.sqrt(len(shares))
+    assert hard[looked].mean() > 0.5  # all labelled ones are no fair sample
+
+
+def test_doubts_name_the_two_most_probable_classes() -> None:
+    words = doubts(np.array([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]]), ["a", "b", "c"])
+    assert words == ["b or c, 70% to 20%", "a or b, 50% to 50%"]

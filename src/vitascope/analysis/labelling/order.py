@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ Mask = npt.NDArray[np.bool_]
 
 FEW = 50
 """Labels up to which typical pictures are offered."""
+EVERY = 3
+"""One of so many pictures is offered at random, to judge (benchmarks/results/2026-11-29-label-accept.md)."""
 ROUND = 10
 """The fewest typical pictures that are chosen by one k-means."""
 POOL = 5
@@ -63,9 +66,9 @@ def next_pictures(
     N = len(features)
     has_label = np.zeros(N, np.bool_) if labelled is None else labelled
     of_group = np.arange(N) if groups is None else groups
-    every, unit = _reproducible(features, seed), unit_of(features)
+    every, unit = np.argsort(random_keys(features, seed), kind="stable"), unit_of(features)
     order = every[~np.isin(of_group[every], of_group[has_label])]
-    order = order[np.sort(np.unique(of_group[order], return_index=True)[1])]  # the first of each group
+    order = _one_of_each(order, of_group)
     few = max(0, FEW - int(has_label.sum() if labels is None else labels))
     chosen = order[typical(unit[order], min(few, count), unit[every[has_label[every]]], seed)]
     nearest = np.argmax(unit[order] @ unit[chosen].T, axis=1) if len(chosen) else np.arange(0)
@@ -82,6 +85,46 @@ def next_pictures(
     alike = (members[first:last] for first, last in zip(begin, end, strict=True))
     copies = [tuple(rows[rows != index].tolist()) for index, rows in zip(chosen, alike, strict=True)]
     return [NextPicture(*each) for each in zip(chosen.tolist(), reasons, copies, strict=True)]
+
+
+def judging(keys: Integers, groups: Integers, looked: Mask) -> tuple[Mask, Mask, Integers]:
+    """Which of N pictures may judge a classifier, and which do, (N,) each; and those to look at next for
+    this, (M,) in their order.
+
+    People look at pictures that were chosen, which are no fair sample. So a random third, with all
+    near-copies, is not chosen but looked at in a random order. Those before the first without a look judge;
+    if all N have been looked at, all judge.
+
+    Args:
+        keys: of `random_keys`, (N,).
+        groups: the group of near-copies of each picture, (N,).
+        looked: which of the pictures a person has looked at, (N,).
+    """
+    order = np.argsort(keys, kind="stable")
+    firsts = _one_of_each(order, groups)
+    if not np.isin(groups, groups[looked]).all():
+        firsts = firsts[keys[firsts] % EVERY == 0]
+    known = np.isin(groups[firsts], groups[looked])
+    before = firsts[: np.argmin(np.append(known, False))]
+    rows = _one_of_each(order[looked[order]], groups)
+    judges = np.zeros(len(order), np.bool_)
+    judges[rows[np.isin(groups[rows], groups[before])]] = True
+    return np.isin(groups, groups[firsts]), judges, firsts[~known]
+
+
+def _one_of_each(rows: Integers, groups: Integers) -> Integers:
+    """The first of each group among rows (n,), in their order."""
+    return rows[np.sort(np.unique(groups[rows], return_index=True)[1])]
+
+
+def doubts(probabilities: npt.NDArray[np.floating], class_names: Sequence[str]) -> list[str]:
+    """The two most probable of two or more classes in words, by probabilities (N, K)."""
+    top = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]  # (N, 2)
+    values = np.take_along_axis(probabilities, top, axis=1)
+    return [
+        f"{class_names[a]} or {class_names[b]}, {p:.0%} to {q:.0%}"
+        for (a, b), (p, q) in zip(top.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def typical(unit: Features, count: int, covered: Features | None = None, seed: int = 0) -> Integers:
@@ -132,11 +175,11 @@ def clusters_of(unit: Features, k: int, seed: int) -> tuple[Integers, Floats]:
     return clusters.astype(np.int64), np.square(unit - means.cluster_centers_[clusters]).sum(axis=1)
 
 
-def _reproducible(features: Features, seed: int) -> Integers:
-    """An order of the pictures that is random and depends on their features, but not on their order, (N,)."""
+def random_keys(features: Features, seed: int = 0) -> Integers:
+    """A random number of at least 0 of each picture that depends on its features alone, (N,)."""
     key = seed.to_bytes(8, "little")
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in features]
-    return np.argsort(np.array(digests, "S8"), kind="stable")
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in features)
+    return np.frombuffer(digests, ">u8").astype(np.int64) & np.iinfo(np.int64).max
 
 
 def unit_of(features: Features) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from vitascope.analysis.labelling.order import UNSURE, Features, Floats, Mask, next_pictures
+from vitascope.analysis.labelling.order import UNSURE, Features, Floats, Mask, doubts, next_pictures
 from vitascope.arguments import Range, checked
 from vitascope.data.contents import UNREADABLE
 from vitascope.data.duplicates import groups_of, near_duplicates
@@ -79,7 +79,7 @@ def pictures_to_label(
         images = ImageSet("all", everything).subset("all", readable)
         own = dataclasses.replace(compute, precision="auto", device="auto")  # of the engine
         embeddings = embed(engine, images.sources, compute=own)
-        margins, doubts = (None, []) if run is None else _doubts(engine, embeddings.features)
+        margins, words = (None, []) if run is None else _doubts(engine, embeddings.features)
         if embeddings.unreadable:
             raise UserError(f"{embeddings.unreadable[0]}; it was readable before: repair or remove the image")
         groups = groups_of(near_duplicates(looks[readable], embeddings.features), len(readable))
@@ -92,7 +92,7 @@ def pictures_to_label(
         rows=[
             {
                 "image": names[one.index],
-                "reason": doubts[one.index] if one.reason == UNSURE else one.reason,
+                "reason": words[one.index] if one.reason == UNSURE else one.reason,
                 "copies": [names[copy] for copy in one.copies],
             }
             for one in chosen
@@ -118,9 +118,7 @@ def _doubts(engine: Engine, features: Features) -> tuple[Floats | None, list[str
         return None, []
     with torch.inference_mode():
         logits = engine.model.head(torch.from_numpy(features).to(engine.device)).float()
-    top = logits.softmax(dim=1).cpu().topk(2, dim=1)
-    words = [
-        f"{engine.label(a)} or {engine.label(b)}, {p:.0%} to {q:.0%}"
-        for (a, b), (p, q) in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
-    return (top.values[:, 0] - top.values[:, 1]).double().numpy(), words
+    probabilities = logits.softmax(dim=1).cpu()
+    top = probabilities.topk(2, dim=1).values
+    words = doubts(probabilities.numpy(), [engine.label(k) for k in range(engine.num_classes)])
+    return (top[:, 0] - top[:, 1]).double().numpy(), words

@@ -26,7 +26,7 @@ export function drawProgress(state, open, accept, looked) {
     confused: confused ? `${confused.count} “${confused.label}” taken for “${confused.said}”` : "",
     "of-suspects": state.suspects ? whole(state.suspects) : "",
     "of-labelled": labelled ? whole(labelled) : "",
-    command: `vitascope train ${/^[\w.,:/-]+$/.test(state.out) ? state.out : `'${state.out.replaceAll("'", "'\\''")}'`}`,
+    command: `vitascope train --data ${/^[\w.,:/-]+$/.test(state.out) ? state.out : `'${state.out.replaceAll("'", "'\\''")}'`}`,
   };
   for (const [id, text] of Object.entries(texts)) write(at(id), text);
   document.title = `${whole(labelled)} of ${whole(pictures)} – vitascope label`;
@@ -50,6 +50,7 @@ export function drawProgress(state, open, accept, looked) {
 
 function drawScale(figure, shares) {
   figure.hidden = !shares;
+  if (!shares) return;
   const [range, mark] = figure.querySelectorAll("i");
   Object.assign(range.style, { left: `${100 * shares.low}%`, right: `${100 - 100 * shares.high}%` });
   mark.style.left = `${100 * shares.value}%`;
