@@ -127,6 +127,19 @@ def test_all_pictures_judge_once_all_have_been_looked_at(visit: Visit, folder: P
     assert label_all(visit, 1)["fit"]["labels"] == 12
 
 
+def test_label_that_is_given_twice_is_no_suspect(visit: Visit, folder: Path) -> None:
+    add(visit, *folder.iterdir())
+    state = label_all(visit, 24)
+    [picture] = ask(visit, "pictures", "labelled", 1)["pictures"]
+    wrong = next(name for name in COLOURS if name != picture["labels"][0])
+    ask(visit, "decide", [{"id": picture["id"], "labels": [wrong]}])
+    number = state["fit"]["number"]
+    state = wait(visit, lambda state: state["fit"]["number"] > number and not state["fitting"])
+    assert picture["id"] in [one["id"] for one in ask(visit, "pictures", "suspects", 9)["pictures"]]
+    after = ask(visit, "decide", [{"id": picture["id"], "labels": [wrong]}])
+    assert after["suspects"] == state["suspects"] - 1
+
+
 def test_undo_takes_back_what_was_saved_last(visit: Visit, folder: Path) -> None:
     add(visit, *sorted(folder.iterdir())[:4])
     ask(visit, "decide", [{"id": 0, "labels": ["a"]}, {"id": 1, "labels": ["a"]}])

@@ -1,7 +1,7 @@
 // The engine of labelling in the page itself: its model reads the pictures, and the browser keeps them.
 //
 // Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id]}, where a
-// label before and after is {name, source} or null.
+// label before and after is {name, source, isConfirmed} or null; it is confirmed if it is given twice.
 
 import { modelFile, pageFile } from "./export.js";
 import { joined } from "./numbers.js";
@@ -117,7 +117,8 @@ export async function state(after) {
 export async function decide(decisions) {
   return save(() => {
     const changes = decisions.map(({ id, labels }) => {
-      return [id, album[id].label, labels && { name: canonical(labels[0]), source: "looked" }];
+      const [before, name] = [album[id].label, labels && canonical(labels[0])];
+      return [id, before, labels && { name, source: "looked", isConfirmed: before?.name === name }];
     });
     const names = new Set(changes.map(([, , after]) => after?.name ?? "label taken away"));
     return { text: `${[...names].join(", ")} (${several(changes.length)})`, changes };
@@ -251,10 +252,13 @@ function answerOf(id) {
   return shares && { label: fit.names[largest(shares)], probability: shares[largest(shares)] };
 }
 
-/** Labelled pictures that contradict the classifier, the worst first. */
+/** Labelled pictures that contradict the classifier, the worst first, but those whose label is confirmed or changed. */
 function suspects() {
-  const found = fit ? fit.evidence.suspects : [];
-  return found.filter((at) => album[fit.rows[at]].label?.name === fit.names[fit.labels[at]]).map((at) => fit.rows[at]);
+  const isOne = (at) => {
+    const { label } = album[fit.rows[at]];
+    return label?.name === fit.names[fit.labels[at]] && !label.isConfirmed;
+  };
+  return fit ? fit.evidence.suspects.filter(isOne).map((at) => fit.rows[at]) : [];
 }
 
 /** The pictures that accepting a class would label, the least sure first. */
