@@ -68,6 +68,13 @@ def check_fields(options: Any) -> None:
             object.__setattr__(options, name, tuple(value))
 
 
+class CheckedFields:
+    """A frozen dataclass whose values are checked when it is created."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @functools.cache
 def field_annotations(kind: Hashable) -> dict[str, Any]:
     """The annotation of each field of a dataclass, by name, with the traits in `Annotated`."""

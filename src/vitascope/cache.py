@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from vitascope.errors import UserError
 from vitascope.storage import explaining_failure, free_mb, locked
 
 OWN_VARIABLE, GENERAL_VARIABLE = "VITASCOPE_CACHE", "XDG_CACHE_HOME"
@@ -50,6 +51,15 @@ def fault_in_words(error: OSError) -> str:
         return f"this machine fails, not the store: {place}: {reason}"
     room = f"{free_mb(folder):,.1f} MB are free there"
     return f"the cache cannot be used: {place or folder}: {reason} ({room}); {ADVICE}"
+
+
+def gigabytes(variable: str, default: float, least: float, accepted: str) -> float:
+    """The bytes of a limit in the environment; a UserError says what is `accepted`: `least` GB or more."""
+    text = os.environ.get(variable, "")
+    with contextlib.suppress(ValueError):
+        if (limit := float(text or default)) >= least:  # so that NaN fails too
+            return limit * 1e9
+    raise UserError(f"{variable} is a number of gigabytes, {accepted}, not {text!r}")
 
 
 @contextlib.contextmanager

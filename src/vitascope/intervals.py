@@ -1,8 +1,7 @@
 """The mean of independent values with its interval."""
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ class Interval:
     """The interval is `mean` plus and minus this; None for one image."""
 
     @classmethod
-    def of(cls, values: npt.ArrayLike) -> Interval:
+    def of(cls, values: npt.ArrayLike) -> Self:
         """Student's t interval of independent values (n,)."""
         numbers = np.asarray(values, dtype=np.float64)
         if len(numbers) < 2:

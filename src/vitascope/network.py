@@ -4,8 +4,6 @@ A mirror or a proxy may answer in the hub's place. The hub's client has no time 
 raises whatever an answer of another form leads to.
 """
 
-from __future__ import annotations
-
 import collections
 import http.client
 import os
@@ -16,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from vitascope.formatting import duration
 
@@ -95,7 +93,7 @@ class Threads:
         for _ in range(self._count):
             self._calls.put(None)
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,19 +7,35 @@ numbers that no float holds, references between values, tags that name types) is
 import json
 import math
 import os
+import pickle
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from vitascope.arguments import check_value
 from vitascope.errors import UserError
 
+TOO_DEEP = "it is nested too deeply"
 MAX_DIGITS = 300
 """Digits of an integer: one with more is larger than any float."""
+
+
+class RestrictedUnpickler(pickle.Unpickler):
+    """Python's unpickler for some names alone, "module.name": no other object can be reached or called."""
+
+    def __init__(self, file: IO[bytes], admitted: Collection[str], encoding: str = "ASCII") -> None:
+        super().__init__(file, encoding=encoding)
+        self._admitted = admitted
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The object of a name; an UnpicklingError for one that is not admitted."""
+        if f"{module}.{name}" not in self._admitted:
+            raise pickle.UnpicklingError(f"the pickle refers to {f'{module}.{name}'[:200]!r}")
+        return super().find_class(module, name)
 
 
 @contextmanager
@@ -66,7 +82,7 @@ def parse_json(text: str) -> Any:
     try:
         return _JSON.decode(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError(TOO_DEEP) from error
 
 
 def _finite(text: str) -> float:
@@ -103,9 +119,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         text = file.read()
     try:
         value = yaml.load(text, _Loader)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except (yaml.YAMLError, AttributeError, LookupError, TypeError) as error:  # of tags such as !!int
+    except (yaml.YAMLError, RecursionError, AttributeError, LookupError, TypeError) as error:
+        # the last three are of tags such as !!int
         raise ValueError(_in_one_line(error)) from error
     _check_plain(value)
     return value
@@ -115,6 +130,8 @@ def _in_one_line(error: Exception) -> str:
     """A fault of YAML and its line; the library's own text has several lines."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
     return " ".join(str(error).split())
 
 

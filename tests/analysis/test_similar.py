@@ -91,7 +91,7 @@ def test_computed_features_give_what_the_data_give(photos, picture, tmp_path, su
     kept = embed(small_model(), photos, out=out, **spec, **HERE)
     monkeypatch.setattr("vitascope.data.features.embed.BLOCK", 4)
     calls = []
-    monkeypatch.setattr(module, "opened_images", lambda *_: calls.append(1))
+    monkeypatch.setattr(module.embed, "opened_images", lambda *_: calls.append(1))
     for again in (kept, *([out] if out else [])):
         found = similar(small_model(), picture, again, k=6, compute=ON_CPU)
         assert found.rows() == of_data.rows()

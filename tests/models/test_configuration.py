@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import law
+from vitascope.arguments import check_fields
 from vitascope.errors import UserError
-from vitascope.models.configuration import check_fields
 
 
 @dataclasses.dataclass(kw_only=True)

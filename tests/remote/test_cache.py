@@ -7,6 +7,7 @@ import pytest
 
 from tests.forked import ending, fork
 from tests.stores import Store
+from vitascope.cache import cache_folder
 from vitascope.errors import UserError
 from vitascope.models.decoding import read_image
 from vitascope.remote import StoredImage, cache
@@ -58,7 +59,7 @@ def test_open_object_reads_like_a_file(web_store: Store) -> None:
 def test_versions_are_not_mixed_and_a_block_that_is_cut_on_the_disk_is_fetched_again(web_store) -> None:
     before = stored(web_store)
     read(before)
-    for path in (cache.cache_folder() / "remote" / "blocks").glob("*/*"):
+    for path in (cache_folder() / "remote" / "blocks").glob("*/*"):
         os.truncate(path, path.stat().st_size - 1)
     assert read(before) == content(3500)
     after = stored(web_store, seed=1)
@@ -84,7 +85,7 @@ def test_size_is_bounded_and_the_last_used_blocks_stay(web_store: Store, monkeyp
     for number, each in enumerate(found):
         assert read(each) == content(8 * BLOCK, number)
         assert size_on_disk() <= limit
-        for path in (cache.cache_folder() / "remote" / "blocks").glob("*/*"):
+        for path in (cache_folder() / "remote" / "blocks").glob("*/*"):
             os.utime(path, (path.stat().st_atime - 100, path.stat().st_mtime - 100))
     before = len(web_store.server.requests)
     assert read(found[-1]) == content(8 * BLOCK, 7)
@@ -151,7 +152,7 @@ def test_cache_that_cannot_be_read_concerns_all_objects_and_is_named(
         monkeypatch.setenv("VITASCOPE_CACHE", str(tmp_path / "a.bin"))  # a file
     else:
         read(found)
-        (block,) = (cache.cache_folder() / "remote" / "blocks").glob("*/*")
+        (block,) = (cache_folder() / "remote" / "blocks").glob("*/*")
         block.unlink()
         block.symlink_to(block)
     for _ in range(2):

@@ -142,7 +142,8 @@ def steps_in_bf16(data: Path, out: Path) -> None:
         trainer = trainer_of(tiny_config(data, **SHORT, **options))
         batches = trainer.train_loader.epoch(0)
         with Sent() if name == "plain" else contextlib.nullcontext() as sent:
-            losses = [distributed.add_up(trainer._training_step(next(batches), 0)) for _ in range(2)]
+            shares = ({"loss": trainer._training_step(next(batches), 0)} for _ in range(2))
+            losses = [distributed.sum_over_processes(share)["loss"] for share in shares]
         found[name] = [float(loss) for loss in losses]
         if sent is not None:
             found["sent"] = sent.dtypes

@@ -62,7 +62,7 @@ def test_images_that_were_drawn_for_other_splits_count_for_the_recipe(
 ) -> None:
     """20 of 24 are training images."""
     for most, recipe in ((23, "small-finetune"), (24, "finetune")):
-        monkeypatch.setattr("vitascope.training.plan.FEW_TO_TUNE", most)
+        monkeypatch.setattr("vitascope.training.options.recipes.FEW_TO_TUNE", most)
         folder = tmp_path / str(most)
         with pytest.raises(KeyboardInterrupt):
             runs.train(data=str(data), run=str(folder), epochs=1, device="cpu")

@@ -1,7 +1,5 @@
 """`similar`: the pictures in some data that are most similar to one, by the cosine of their features."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -11,22 +9,15 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from vitascope.arguments import Range, checked
+from vitascope.data.features import embed
 from vitascope.data.features.cache import Features
-from vitascope.data.features.embed import (
-    Data,
-    Embeddings,
-    Model,
-    columns_of,
-    opened_images,
-    with_progress,
-)
 from vitascope.data.features.embedding_file import EmbeddingColumns, OfImages, is_embedding_file
 from vitascope.data.features.stream import BLOCK, FeatureStream, Indices
 from vitascope.data.reading import Faults, readable
@@ -64,7 +55,7 @@ LONGEST_DRAWN = 360
 Similarities = npt.NDArray[np.float32]
 Tile = npt.NDArray[np.uint8]
 """(H, W, 3)."""
-Searched: TypeAlias = Embeddings | Data
+Searched: TypeAlias = embed.Embeddings | embed.Data
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +102,7 @@ class SimilarPictures(OfImages):
         """One row per similar picture, by rank from 1; UserError without pandas."""
         return pandas_library().DataFrame(self.rows()).set_index("rank")
 
-    def draw(self) -> Figure:
+    def draw(self) -> "Figure":
         """The picture beside the similar ones, at most `MAX_DRAWN`, each above its similarity and its label;
         in data without labels, above its name.
 
@@ -183,19 +174,19 @@ class _Options(TypedDict, total=False):
 
 @overload
 def similar(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
-    model: Model, picture: ImageSource, data: Searched, **options: Unpack[_Options]
+    model: embed.Model, picture: ImageSource, data: Searched, **options: Unpack[_Options]
 ) -> SimilarPictures: ...
 
 
 @overload
 def similar(
-    model: Model, picture: Iterable[ImageSource], data: Searched, **options: Unpack[_Options]
+    model: embed.Model, picture: Iterable[ImageSource], data: Searched, **options: Unpack[_Options]
 ) -> list[SimilarPictures]: ...
 
 
 @checked
 def similar(
-    model: Model,
+    model: embed.Model,
     picture: ImageSource | Iterable[ImageSource],
     data: Searched,
     *,
@@ -239,31 +230,34 @@ def similar(
     reuse_freed_memory()
     texts, both = cast("Sequence[str]", pictures), None
     if words:
-        both = _opened_with_words(cast("str", model), texts, compute.device)
+        try:
+            both = ImagesAndWords(cast("str", model), device=compute.device)
+        except CheckpointError as error:
+            raise UserError(f"{printable(texts[0], 80)!r}: no such file; as words: {error}") from error
         model = both.model
     with left_as_it_was(model), ExitStack() as opened:
         # Before the data are opened, which may be downloaded: it may be the data that were given first.
         precision = _precision_for(data, model, compute.precision)
         engine = as_engine(model, precision=precision, device=compute.device)
         columns_at: Callable[[Indices], EmbeddingColumns]
-        if isinstance(data, Embeddings):
+        if isinstance(data, embed.Embeddings):
             spec = _spec_as(data, engine, FeatureSpec(layer, pool))
             sources: Sequence[ImageSource] = data.images.tolist()
             columns_at = data.columns.subset
         else:
             spec = engine.resolved(FeatureSpec(layer, pool))
-            sources = everything = opened.enter_context(opened_images(data, table))
-            columns_at = functools.partial(columns_of, everything)
+            sources = everything = opened.enter_context(embed.opened_images(data, table))
+            columns_at = functools.partial(embed.columns_of, everything)
         if both is None:
             best = _Best.to(FeatureStream(engine, [spec], pictures, compute), k)
         else:
             best = _Best(both.vectors(both.texts.tokens(check_names(texts))).numpy(), k, both.projection)
         stream = None
-        if isinstance(data, Embeddings):
+        if isinstance(data, embed.Embeddings):
             best.add_embeddings(data)
         else:
             stream = FeatureStream(engine, [spec], sources, compute)  # whose cache has the pictures now
-            with closing(with_progress(stream)) as parts:  # at once after a failure too, for the cache
+            with closing(embed.with_progress(stream)) as parts:  # at once after a failure too, for the cache
                 for rows in parts:
                     best.add(rows.indices, rows.features[0])
         best.settle()
@@ -287,7 +281,7 @@ def similar(
     return found[0] if is_one_picture(picture) else found
 
 
-def _are_words(model: Model, pictures: Sequence[ImageSource]) -> bool:
+def _are_words(model: embed.Model, pictures: Sequence[ImageSource]) -> bool:
     """Whether what is asked for is words: texts that are no files, and have no ending and no folder."""
     texts = [picture for picture in pictures if isinstance(picture, str)]
     return (
@@ -295,13 +289,6 @@ def _are_words(model: Model, pictures: Sequence[ImageSource]) -> bool:
         and 0 < len(texts) == len(pictures)
         and not any(os.path.exists(text) or os.sep in text or Path(text).suffix for text in texts)
     )
-
-
-def _opened_with_words(ref: str | os.PathLike[str], words: Sequence[str], device: str) -> ImagesAndWords:
-    try:
-        return ImagesAndWords(ref, device=device)
-    except CheckpointError as error:
-        raise UserError(f"{printable(words[0], 80)!r}: no such file; as words: {error}") from error
 
 
 def _check_pictures(pictures: Sequence[ImageSource]) -> None:
@@ -316,9 +303,9 @@ def _check_pictures(pictures: Sequence[ImageSource]) -> None:
 def _opened(data: Searched, table: TableOptions) -> Searched:
     """The data; `Embeddings` for a file of features."""
     if isinstance(data, str | os.PathLike) and is_embedding_file(Path(data)):
-        data = Embeddings.load(data)
+        data = embed.Embeddings.load(data)
     reject_model(data, ORDER)
-    if isinstance(data, Embeddings) and table != AS_RECOGNIZED:
+    if isinstance(data, embed.Embeddings) and table != AS_RECOGNIZED:
         about = (
             f"{table.given[0]} is about a table"
             if table.given
@@ -328,16 +315,16 @@ def _opened(data: Searched, table: TableOptions) -> Searched:
     return data
 
 
-def _precision_for(data: Searched, model: Model, asked: str) -> str:
+def _precision_for(data: Searched, model: embed.Model, asked: str) -> str:
     """The precision of the pictures' features: that of computed ones, unless another one is asked for, or the
     model is an engine, which has its own."""
-    if asked != "auto" or isinstance(model, Engine) or not isinstance(data, Embeddings):
+    if asked != "auto" or isinstance(model, Engine) or not isinstance(data, embed.Embeddings):
         return asked
     own = str(data.made["precision"])
     return own if own in PRECISIONS else asked
 
 
-def _spec_as(data: Embeddings, engine: Engine, asked: FeatureSpec) -> FeatureSpec:
+def _spec_as(data: embed.Embeddings, engine: Engine, asked: FeatureSpec) -> FeatureSpec:
     """The representation of computed features, which must be of this model and of what is asked for."""
     spec = engine.resolved(FeatureSpec(data.made["layer"], data.made["pool"]))
     data.check_model(engine)
@@ -375,7 +362,7 @@ class _Best:
         self._waiting: list[tuple[Similarities, Indices]] = []
 
     @classmethod
-    def to(cls, stream: FeatureStream, k: int) -> _Best:
+    def to(cls, stream: FeatureStream, k: int) -> Self:
         """For the pictures of a stream; an ImageError for one that cannot be read."""
         parts = [rows.features[0] for rows in stream]
         for reason in stream.faults.left_out:
@@ -395,7 +382,7 @@ class _Best:
         if sum(len(part) for _, part in self._waiting) >= max(self._k, BLOCK):
             self.settle()
 
-    def add_embeddings(self, data: Embeddings) -> None:
+    def add_embeddings(self, data: embed.Embeddings) -> None:
         """Take computed features; a UserError if they are of another width, or not finite."""
         width = self._queries.shape[1] if self._projection is None else self._projection.in_features
         for features in data.blocks():

@@ -1,7 +1,5 @@
 """`vitascope evaluate`: a trained model measured on labelled pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -93,7 +91,7 @@ def renamed(given: Sequence[str]) -> dict[str, str]:
     return dict(text.rsplit("=", 1) for text in given)
 
 
-def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
+def evaluation_json(evaluation: "Evaluation") -> dict[str, object]:
     """The summary, with the confusion matrix or the measures of each class."""
     return {
         **evaluation.summary(),
@@ -106,7 +104,7 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, object]:
     }
 
 
-def evaluation_lines(evaluation: Evaluation, better_start: str) -> Iterator[str]:
+def evaluation_lines(evaluation: "Evaluation", better_start: str) -> Iterator[str]:
     """The summary, with advice for a model that has learned little, and one line per class."""
     yield from (f"left out: {reason}" for reason in evaluation.unreadable)
     targets, score = evaluation.targets, evaluation.score
@@ -127,7 +125,7 @@ def evaluation_lines(evaluation: Evaluation, better_start: str) -> Iterator[str]
         yield f"  without an image in {evaluation.split}, so not measured: {number}: {listed(absent)}"
 
 
-def _without_near_copies(evaluation: Evaluation) -> Iterator[str]:
+def _without_near_copies(evaluation: "Evaluation") -> Iterator[str]:
     """The accuracy on the images that have no near-copy in training."""
     from vitascope.data.measures import wilson_interval
 

@@ -1,7 +1,5 @@
 """How commands on many images end: with images that could not be read, or by a signal."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from vitascope.data.reading import Faults
 
 
-def exit_if_unreadable(faults: Faults) -> None:
+def exit_if_unreadable(faults: "Faults") -> None:
     """Name unreadable images on standard error and exit with status 1; return if there are none."""
     if faults.count:
         print("\n".join(faults.lines()), file=sys.stderr)

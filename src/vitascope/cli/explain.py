@@ -1,7 +1,5 @@
 """`vitascope explain`: where a model looks, what it has learned, and which heatmap to believe."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vitascope.cli.parsing import Device, Flag, Json, MaybeModel
+from vitascope.cli.parsing import Device, Flag, Json, MaybeModel, check_picture
 from vitascope.data.table_options import is_table
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -188,10 +186,7 @@ class Explain:
         # Not the picture's folder, which may be trained on.
         folder = model / EXPLANATIONS if is_run(model) else Path()
         out = self.out or unused(folder / f"{Path(subject).stem or 'model'}-{self._method}.png")
-        if out.suffix.lower() != ".png":
-            raise UserError(f"--out {out}: figures are PNG files, so the name has to end in .png")
-        if any(out.exists() and Path(name).exists() and out.samefile(name) for name in self.data):
-            raise UserError(f"--out {out} is the explained picture, which would be lost; give another name")
+        check_picture(out, "figures are PNG files", self.data, "the explained picture")
         return out
 
     @property
@@ -218,7 +213,7 @@ class Explain:
         return self.out
 
     def _write_maps(
-        self, model: VisionModel, out: Path, target: TargetLike, settings: dict[str, Any]
+        self, model: "VisionModel", out: Path, target: "TargetLike", settings: dict[str, Any]
     ) -> dict[str, object]:
         from tqdm import tqdm
 
@@ -257,7 +252,7 @@ class Explain:
         exit_if_unreadable(faults)
         return {}
 
-    def _compare(self, model: VisionModel) -> str:
+    def _compare(self, model: "VisionModel") -> str:
         """Print the comparison of all methods, and return the best one."""
         from tqdm import tqdm
 
@@ -292,7 +287,7 @@ class Explain:
         return chosen_pictures(sources, SAMPLED if self.images is None else self.images, self.seed or 0)
 
 
-def own_test_images(ref: str) -> ImageSet:
+def own_test_images(ref: str) -> "ImageSet":
     """The test images of a run; UserError for any other MODEL, or if the data are gone."""
     from vitascope.training.run.run import Run
 
@@ -310,8 +305,7 @@ def is_picture(word: str) -> bool:
 
 
 def labelled_test_images(ref: str) -> dict[str, Any]:
-    """Some test images of a run, or the samples of a built-in model, with their classes, as arguments of
-    `explain.draw`."""
+    """Test images of a run, or samples of a built-in model, with classes, as arguments of `explain.draw`."""
     from vitascope.analysis.explain.inputs import chosen_pictures
     from vitascope.data.samples import PHOTOS
 

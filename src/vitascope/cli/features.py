@@ -1,7 +1,5 @@
 """`vitascope probe`, `similar`, `next`, `embed` and `audit`: what the features of frozen bodies tell."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vitascope.cli.exits import exit_if_left_out, exiting_if_stopped, exiting_with_parts
-from vitascope.cli.parsing import Json, Model, arguments_of
+from vitascope.cli.parsing import Json, Model, arguments_of, check_picture
 from vitascope.data.table_options import DataOptions, TableOptions
 from vitascope.errors import UserError, printable
 from vitascope.formatting import aligned, counted, duration, speed
@@ -120,7 +118,7 @@ class Probe:
         return {"run": found.url or found.run}
 
 
-def probe_lines(found: ProbeResult) -> list[str]:
+def probe_lines(found: "ProbeResult") -> list[str]:
     """The comparison as text."""
     from vitascope.training.linear.selection import SCORES_HEAD, in_words
 
@@ -149,7 +147,7 @@ def probe_lines(found: ProbeResult) -> list[str]:
     ]
 
 
-def as_json(found: ProbeResult) -> dict[str, object]:
+def as_json(found: "ProbeResult") -> dict[str, object]:
     """The comparison as plain values."""
     scores = [
         {
@@ -227,14 +225,11 @@ class Similar:
 
     def _check(self, out: Path) -> None:
         """Reject a file that is no PNG, is the picture, or would belong to DATA the next time."""
-        if out.suffix.lower() != ".png":
-            raise UserError(f"--out {out}: the picture is a PNG file, so the name has to end in .png")
-        if out.exists() and os.path.exists(self.picture) and out.samefile(self.picture):
-            raise UserError(f"--out {out} is the PICTURE, which would be lost; give another name")
+        check_picture(out, "the picture is a PNG file", [self.picture], "the PICTURE")
         if os.path.isdir(self.data) and out.resolve().is_relative_to(Path(self.data).resolve()):
             raise UserError(f"--out {out} would be an image of {self.data}; choose another folder")
 
-    def _lines(self, found: SimilarPictures) -> list[str]:
+    def _lines(self, found: "SimilarPictures") -> list[str]:
         """The table without columns that say nothing, the counts, and the file."""
         columns = ["rank", "similarity", "label", "split", "image"]
         if found.labels is None:
@@ -299,7 +294,6 @@ class Next:
         exit_if_left_out(found.images, found.unreadable)
 
     def _write(self, out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The paths, or tasks for Label Studio."""
         paths = [row["image"] for row in rows]
         tasks = [{"data": {"image": row["image"], "reason": row["reason"]}} for row in rows]
         text = json.dumps(tasks, indent=1) if out.suffix == ".json" else "\n".join(paths)

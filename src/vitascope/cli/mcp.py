@@ -1,7 +1,5 @@
 """`vitascope mcp`: a model as tools for assistants and coding agents."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -37,7 +35,7 @@ class Mcp:
         """Answer the program that started this one, until it closes standard input."""
         self.server().run()
 
-    def server(self) -> MCPServer:
+    def server(self) -> "MCPServer":
         """The tools, with the model in them."""
         from vitascope.analysis.explain.methods import DEFAULT_METHOD
         from vitascope.analysis.similar import similar as similar_pictures

@@ -4,14 +4,13 @@ They are a type of dictionary for tyro, from which options that are not named ar
 their defaults. Of a `Configuration` the named options are enough: the library chooses the others.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses
 import inspect
 import io
 import itertools
+import os
 import re
 import textwrap
 from collections import Counter
@@ -81,7 +80,7 @@ class Field:
         return f"--{'no-' if self.default is True and self.is_flag else ''}{self.name.replace('_', '-')}"
 
     @property
-    def fields(self) -> list[Field]:
+    def fields(self) -> "list[Field]":
         """Those of a group."""
         without = {name for trait in self.traits if isinstance(trait, Without) for name in trait.names}
         fields = fields_of(self.type, self.default, with_text=self.text != "")
@@ -216,6 +215,14 @@ def print_help(command: Any, name: str, words: Sequence[str], *, whole: bool) ->
         description += f"\n\nAll {len(options)} options: `vitascope {name} --help-all`."
     read_by_tyro(command, name, fields, ["--help"], description=description)
     raise SystemExit(0)
+
+
+def check_picture(out: Path, noun: str, sources: Iterable[str], source: str) -> None:
+    """Reject a file to draw `noun` into that is no PNG, or is one of the sources, a `source` in words."""
+    if out.suffix.lower() != ".png":
+        raise UserError(f"--out {out}: {noun}, so the name has to end in .png")
+    if any(out.exists() and os.path.exists(name) and out.samefile(name) for name in sources):
+        raise UserError(f"--out {out} is {source}, which would be lost; give another name")
 
 
 def first_sentence(text: str | None) -> str | None:

@@ -1,7 +1,5 @@
 """`vitascope train` and `vitascope pretrain`."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -63,7 +61,7 @@ class RunCommand:
         print("\n".join([*lines, f"report {result.report}"]).replace(str(result.run), run))
         return {"run": run}
 
-    def start(self) -> RunResult:
+    def start(self) -> "RunResult":
         """Run the function of the library, whose recipe decides on what is not named."""
         from vitascope import runs
 

@@ -1,11 +1,10 @@
 """Augmentation of whole batches on the model's device; each image's draw is f(seed, epoch, index)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,7 @@ class Augmentation:
     randaugment: RandAugment | None = None  # operations drawn from a list, after the above
     erase: float = 0.0  # probability that a rectangle becomes noise, after all else
 
-    def without_crop(self) -> Augmentation:
+    def without_crop(self) -> Self:
         """The same for images that are already cropped by `crop_draws`; all other draws stay the same."""
         return dataclasses.replace(self, crop_scale=1.0)
 

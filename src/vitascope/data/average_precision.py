@@ -5,9 +5,8 @@ Labels are bool (N, K), probabilities floats (N, K). B samples of the images hav
 often each image is drawn. A column of ones measures the images themselves.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -126,9 +125,7 @@ class ResampledPrecision:
     drawn: Floats
 
     @classmethod
-    def of(
-        cls, labels: Bools, probabilities: npt.NDArray[np.floating], weights: Weights
-    ) -> ResampledPrecision:
+    def of(cls, labels: Bools, probabilities: npt.NDArray[np.floating], weights: Weights) -> Self:
         """Measure probabilities (N, K) for labels (N, K), and samples of the images with weights (N, B)."""
         once = np.ones((len(labels), 1), dtype=np.int32)
         values, drawn = (class_precision(labels, probabilities, each) for each in (once, weights))
@@ -175,7 +172,7 @@ class ResampledPrecision:
         found = share_limits(mean, means, self.total, quantile)
         return float(found[0]), float(found[1])
 
-    def minus(self, other: ResampledPrecision) -> PairedDifference:
+    def minus(self, other: "ResampledPrecision") -> PairedDifference:
         """Subtract the mean of another classifier, measured on the same images and samples of them.
 
         The difference is taken as normal.
@@ -215,7 +212,7 @@ class PairedPrecision(PairedMeasure):
         labels: Bools,
         before: npt.NDArray[np.floating],
         after: npt.NDArray[np.floating],
-    ) -> PairedPrecision:
+    ) -> Self:
         """Compare probabilities (N, K) of the first and the second classifier for labels (N, K).
 
         The interval of the loss is from bootstrap samples of the images, the same for both classifiers. It is

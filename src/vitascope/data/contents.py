@@ -84,8 +84,7 @@ def digests_of(sources: Sequence[ImageSource]) -> npt.NDArray[np.bytes_]:
 def _of_each(
     identity: Callable[[ImageSource], bytes], sources: Sequence[ImageSource], in_memory: type | UnionType
 ) -> Iterator[bytes]:
-    """The identity of each source; those that are not in memory are read by threads, because on a network
-    drive each file waits."""
+    """The identity of each source; files are read by threads, because on a network drive each waits."""
     if not len(sources) or len(sources) <= _THREADS or isinstance(sources[0], in_memory):
         yield from map(identity, sources)
         return

@@ -232,8 +232,7 @@ def _split_names(inventory: Inventory) -> list[str]:
 
 
 def _images(inventory: Inventory, split: str) -> ImageSet:
-    """The images of a split, with and without labels, as images without any; in the order of their paths if
-    there are both."""
+    """A split's images, with and without labels, as images without any; by their paths if there are both."""
     sets = [images for images in inventory.sets if images.name == split and len(images)]
     if len(sets) == 1:
         return dataclasses.replace(sets[0], targets=None)

@@ -1,14 +1,12 @@
 """Decisions on images: to keep, drop or relabel each. The page of an audit downloads them as CSV, and in
 `audit.csv` they are filled in: a row without a decision is none."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +68,7 @@ class Decisions:
     by_image: dict[tuple[str, str], Decision]
 
     @classmethod
-    def read(cls, path: str) -> Decisions:
+    def read(cls, path: str) -> Self:
         """Read a file of decisions.
 
         Raises:
@@ -144,8 +142,7 @@ class Decisions:
         return dataclasses.replace(inventory, sets=tuple(sets), notes=(*inventory.notes, *of_parts, note))
 
     def settle(self, names: Sequence[str], contents: npt.NDArray[np.bytes_]) -> npt.NDArray[np.bool_]:
-        """Whether a person has looked at each of N images and kept or relabelled it, (N,); `names` are
-        `decided_names`."""
+        """Whether each of N images, by `decided_names`, was looked at and kept or relabelled, (N,)."""
         keys = zip(names, map(bytes.decode, contents.tolist()), strict=True)
         return np.array(
             [self.by_image.get(key, ("", ""))[0] in ("keep", "relabel") for key in keys], np.bool_

@@ -1,9 +1,7 @@
 """A finding: what may be wrong with an image, a pair of images, a class or a whole data set."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +58,7 @@ class Finding:
         """The images that it is about: none, one, or two."""
         return [image for image in (self.image, self.other) if image is not None]
 
-    def at(self, places: npt.NDArray[np.int64]) -> Finding:
+    def at(self, places: npt.NDArray[np.int64]) -> Self:
         """The same about other indices: those at the places of its own."""
         image, other = (None if index is None else int(places[index]) for index in (self.image, self.other))
         return dataclasses.replace(self, image=image, other=other)

@@ -1,25 +1,13 @@
 """Divisions of labelled images by class and by group: the folds of cross-validation, and random shares."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from vitascope.data import splits
 from vitascope.data.contents import first_of_content
-from vitascope.data.splits import (
-    VAL_SHARE,
-    ImageSet,
-    Inventory,
-    Splits,
-    bound_sets,
-    check_class_sizes,
-    counts_by_set,
-    divided_groups,
-    stratified_split,
-)
 from vitascope.data.targets import Targets
 from vitascope.errors import UserError
 from vitascope.formatting import counted
@@ -40,17 +28,17 @@ class Division:
     sets: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, targets: Targets, *keys: npt.NDArray[Any]) -> Division:
+    def of(cls, targets: Targets, *keys: npt.NDArray[Any]) -> Self:
         """Bind the images that have the same value in any of some keys, (N,) each, or (0,) for none."""
         known = [np.unique(key, return_inverse=True)[1] for key in keys if len(key)]
-        return cls(targets, bound_sets(*known) if known else np.arange(len(targets)))
+        return cls(targets, splits.bound_sets(*known) if known else np.arange(len(targets)))
 
     @property
     def grouped(self) -> bool:
         """Whether a set has two or more images."""
         return len(np.unique(self.sets)) < len(self.sets)
 
-    def take(self, indices: npt.NDArray[np.int64]) -> Division:
+    def take(self, indices: npt.NDArray[np.int64]) -> "Division":
         """The division of some of the images."""
         return Division(
             self.targets.take(indices), np.unique(self.sets[indices], return_inverse=True)[1].reshape(-1)
@@ -134,7 +122,8 @@ def _dealt(
         generator: of the order.
     """
     sizes = np.bincount(sets)  # (G,)
-    counts = np.column_stack([counts_by_set(labels, sets), sizes])  # (G, K + 1), the last of all images
+    by_class = splits.counts_by_set(labels, sets)
+    counts = np.column_stack([by_class, sizes])  # (G, K + 1), the last of all images
     totals, in_several = counts.sum(axis=0), (counts > 0).sum(axis=0) > 1
     rarest = np.where(counts > 0, totals, len(labels) + 1).min(axis=1)  # (G,)
     order = np.lexsort((generator.permutation(len(sizes)), -sizes, rarest))
@@ -154,20 +143,20 @@ def _dealt(
     return fold_of[sets]
 
 
-def division_of(images: ImageSet) -> Division:
+def division_of(images: splits.ImageSet) -> Division:
     """The labels of images; those of a group, and those of the same content, stay together."""
     return Division.of(images.truth, images.groups, first_of_content(images.contents))
 
 
 def splits_of_fold(
-    inventory: Inventory,
+    inventory: splits.Inventory,
     place: str,
     folds: int,
     fold: int | None,
     *,
     seed: int,
     rare: Literal["reject", "train"] = "reject",
-) -> Splits:
+) -> splits.Splits:
     """The data set of one of several folds, 0 to `folds` - 1: `test` is the fold, and a tenth of all images,
     drawn from the others, is `val`. Without a fold, `train` has all images with `ImageSet.folds`, `val` none,
     and `test` those that the data have.
@@ -184,10 +173,9 @@ def splits_of_fold(
     Raises:
         UserError: no labelled images, classes with too few images or groups, or other folds in the table.
     """
+    inventory.check_trainable(place)
     given = inventory.by_name
-    images = given.get("train", given.get("all"))
-    if images is None:
-        raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
+    images = given.get("train") or given["all"]
     if "val" in given:
         images = images.followed_by(given["val"].in_classes(images.class_names, f"the val images of {place}"))
     images = dataclasses.replace(images, name="train").identified()
@@ -204,20 +192,20 @@ def splits_of_fold(
         test = given.get("test")
         if test is not None:
             test = test.in_classes(images.class_names, f"the test images of {place}")
-        return Splits(images, images.subset("val", np.arange(0)), test, *about, notes=inventory.notes)
+        return splits.Splits(images, images.subset("val", np.arange(0)), test, *about, notes=inventory.notes)
     train, val, test = _parts_of_fold(images, numbers, fold, seed)
-    return Splits(train, val, test, *about, ("val", "test"), inventory.notes)
+    return splits.Splits(train, val, test, *about, ("val", "test"), inventory.notes)
 
 
 def _parts_of_fold(
-    images: ImageSet, numbers: npt.NDArray[np.int64], fold: int, seed: int
-) -> tuple[ImageSet, ImageSet, ImageSet]:
+    images: splits.ImageSet, numbers: npt.NDArray[np.int64], fold: int, seed: int
+) -> tuple[splits.ImageSet, splits.ImageSet, splits.ImageSet]:
     """`train`, `val` and `test` of one of the folds of all images, (N,). Images in no fold are in `train`,
     but for those of a tested group or picture."""
     folds, sets = int(numbers.max()) + 1, division_of(images).sets
     seen = (numbers < 0) & np.isin(sets, sets[numbers == fold])
     rest = images.subset("train", np.flatnonzero((numbers != fold) & ~seen))
-    train, val = stratified_split(rest, VAL_SHARE * folds / (folds - 1), "val", seed, least=2)
+    train, val = splits.stratified_split(rest, splits.VAL_SHARE * folds / (folds - 1), "val", seed, least=2)
     return train, val, images.subset("test", np.flatnonzero(numbers == fold))
 
 
@@ -227,9 +215,8 @@ def fold_names(folds: npt.NDArray[np.str_]) -> list[str]:
     return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
 
 
-def copies_across(images: ImageSet) -> int:
-    """The number of identified images that have a copy in another fold, which only the folds of a table
-    separate."""
+def copies_across(images: splits.ImageSet) -> int:
+    """Identified images that have a copy in another fold, which only the folds of a table separate."""
     first, names = first_of_content(images.contents), images.folds
     pairs = np.unique(
         np.stack([first, np.unique(names, return_inverse=True)[1]], axis=1)[names != ""], axis=0
@@ -238,7 +225,7 @@ def copies_across(images: ImageSet) -> int:
     return int((np.isin(first, contents[counts > 1]) & (names != "")).sum())
 
 
-def _of_table(images: ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]:
+def _of_table(images: splits.ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]:
     """The folds of a table, in the order of `fold_names`, (N,) from 0."""
     names = fold_names(images.folds)
     if without := int(np.isin(images.folds, ("", "-1")).sum()):
@@ -252,7 +239,7 @@ def _of_table(images: ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]
             + (f"set folds={len(names)}, or " if len(names) > 1 else "")
             + "leave the column out with columns fold="
         )
-    if divided := divided_groups(images.groups.tolist(), images.folds.tolist(), "folds"):
+    if divided := splits.divided_groups(images.groups.tolist(), images.folds.tolist(), "folds"):
         raise UserError(
             f"{place}: {divided}; correct the folds, or leave them out, so that they are drawn by group, "
             "with columns fold="
@@ -261,7 +248,7 @@ def _of_table(images: ImageSet, place: str, folds: int) -> npt.NDArray[np.int64]
 
 
 def _drawn(
-    images: ImageSet, folds: int, seed: int, rare: Literal["reject", "train"]
+    images: splits.ImageSet, folds: int, seed: int, rare: Literal["reject", "train"]
 ) -> npt.NDArray[np.int64]:
     """The folds of images by seed, (N,) from 0; -1 for those of classes with fewer images or groups."""
     division = division_of(images)
@@ -270,7 +257,7 @@ def _drawn(
         sets = division.sets_by_class()
         few = np.flatnonzero(sets < folds)
         if rare == "reject" and len(few):
-            check_class_sizes(images, folds, f"{folds} folds")
+            splits.check_class_sizes(images, folds, f"{folds} folds")
             k, smaller = few[0], int(sets.min())
             raise UserError(
                 f"class {images.class_names[k]!r} has images in {counted(int(sets[k]), 'group')}, fewer than "

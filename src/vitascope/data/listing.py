@@ -1,7 +1,5 @@
 """The files below a folder: the one way in which training, evaluation and prediction find images."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import Counter
@@ -46,7 +44,7 @@ def is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def images_below(
-    folder: str | os.PathLike[str] | StorePath,
+    folder: "str | os.PathLike[str] | StorePath",
     failed: Callable[[str, OSError], None],
     others: Callable[[os.DirEntry[str]], None] = lambda entry: None,
     skipped: Callable[[str], None] = lambda folder: None,
@@ -74,7 +72,7 @@ def suffix_of(name: str) -> str:
 
 
 def visible_files(
-    folder: str | os.PathLike[str] | StorePath,
+    folder: "str | os.PathLike[str] | StorePath",
     failed: Callable[[str, OSError], None] = lambda folder, error: None,
     *,
     as_paths: bool = False,
@@ -102,7 +100,7 @@ def visible_files(
     return _below(os.fspath(folder), above, failed, skipped, as_paths)
 
 
-def _listed_below(folder: StorePath) -> Iterator[StorePath]:
+def _listed_below(folder: "StorePath") -> "Iterator[StorePath]":
     """The files below a folder in a store, in the order of `visible_files`."""
     entries = sorted(folder.iterdir())
     yield from (entry for entry in entries if entry.is_file())

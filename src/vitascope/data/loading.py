@@ -1,7 +1,5 @@
 """From a split to batches of uint8 pixels: kept in memory where they fit, read by workers where not."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -36,7 +34,7 @@ class Batch:
     indices: npt.NDArray[np.int64]
     planned: int  # images of the whole batch, over all processes, unreadable ones included
 
-    def split(self, parts: int) -> list[Batch]:
+    def split(self, parts: int) -> "list[Batch]":
         """At most `parts` batches of about the same size, none of them empty unless this one is."""
         cuts = even_cuts(len(self.indices), parts)
         spans = [span for span in itertools.pairwise(cuts) if span[0] < span[1]]
@@ -136,7 +134,7 @@ class Loader:
 
     def _read(
         self, batches: Sequence[npt.NDArray[np.int64]], epoch: int
-    ) -> Iterator[tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]]:
+    ) -> Iterator[tuple[npt.NDArray[np.int64], "Pixels | None", npt.NDArray[np.int64]]]:
         """The readable images of each batch, and the pixels and indices of those that are not kept yet."""
         if self._kept is None:
             yield from ((read, pixels, read) for pixels, read in self._streamed(batches, epoch))
@@ -151,9 +149,8 @@ class Loader:
             yield batch[~self._broken[batch % N]], pixels, read
 
     def _moved(
-        self, part: tuple[npt.NDArray[np.int64], Pixels | None, npt.NDArray[np.int64]]
+        self, part: tuple[npt.NDArray[np.int64], "Pixels | None", npt.NDArray[np.int64]]
     ) -> tuple[Tensor, Tensor]:
-        """The pixels of images, and their targets, on the device."""
         indices, pixels, read = part
         images = indices % len(self.images)
         targets = to_device(self._labels[images], self.device)

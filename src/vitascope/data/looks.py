@@ -13,16 +13,7 @@ from tqdm import tqdm
 
 from vitascope.data.listing import suffix_of
 from vitascope.data.reading import Faults, readable
-from vitascope.models.decoding import (
-    PHONES,
-    Encoded,
-    ImageSource,
-    decode,
-    image_errors,
-    open_image,
-    page_count,
-    source_name,
-)
+from vitascope.models import decoding
 
 LONGEST = 256
 """Pixels of the longest side of a picture on which light, sharpness and colours are measured."""
@@ -59,7 +50,7 @@ _FAINTEST = 0.5  # levels of luminance, of 255: below it, sharpness would be tha
 _CHUNK = 32  # pictures per task of a thread: a task for each small picture would take as long as it
 
 
-def look_at(sources: Sequence[ImageSource]) -> Looks:
+def look_at(sources: Sequence[decoding.ImageSource]) -> Looks:
     """Read each of N pictures once, by threads, with a bar if that takes long."""
     formats = {**Image.registered_extensions(), ".heic": "HEIF", ".heif": "HEIF"}
     faults, looks = Faults(len(sources)), np.zeros(len(sources), LOOK)
@@ -68,29 +59,32 @@ def look_at(sources: Sequence[ImageSource]) -> Looks:
         for name, value in look.items():
             looks[name][number] = value
     for number, reason in faults.reasons.items():
-        looks["reason"][number] = reason.removeprefix(f"{source_name(sources[number])}: ")
+        looks["reason"][number] = reason.removeprefix(f"{decoding.source_name(sources[number])}: ")
     return looks
 
 
-def _measured(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
-    with image_errors(source):
+def _measured(source: decoding.ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
+    with decoding.image_errors(source):
         return _look(source, formats)
 
 
-def _look(source: ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
-    """The columns of a picture."""
-    image = open_image(source)
-    file_bytes, pages, exif = _file_bytes(image), page_count(image), image.getexif()
+def _look(source: decoding.ImageSource, formats: Mapping[str, str]) -> dict[str, Any]:
+    image = decoding.open_image(source)
+    file_bytes, pages, exif = _file_bytes(image), decoding.page_count(image), image.getexif()
     orientation = exif.get(ExifTags.Base.Orientation, _UPRIGHT)
     width, height = image.size if orientation < _TRANSPOSED else image.size[::-1]
     if not isinstance(source, Image.Image):  # a draft would change the caller's
         image.draft(None, (LONGEST, LONGEST))  # libjpeg decodes large JPEGs at 1/2, 1/4 or 1/8
-    picture = decode(image, source, True)
+    picture = decoding.decode(image, source, True)
     if (shrink := LONGEST / max(picture.size)) < 1:
         small = [max(1, round(side * shrink)) for side in picture.size]
         picture = picture.resize((small[0], small[1]), Image.Resampling.BILINEAR)
-    image_format = "JPEG" if image.format == PHONES else image.format or ""
-    suffix = suffix_of(source_name(source)) if isinstance(source, str | os.PathLike | Encoded) else ""
+    image_format = "JPEG" if image.format == decoding.PHONES else image.format or ""
+    suffix = (
+        suffix_of(decoding.source_name(source))
+        if isinstance(source, str | os.PathLike | decoding.Encoded)
+        else ""
+    )
     grey, pixels = picture.convert("L"), np.asarray(picture.convert("RGB"))
     luminance = np.asarray(grey, dtype=np.float32)
     darkest, brightest = np.searchsorted(np.cumsum(grey.histogram()), np.array([0.01, 0.99]) * luminance.size)

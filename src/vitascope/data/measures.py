@@ -1,11 +1,9 @@
 """Measures of predictions: accuracy and its loss with their intervals, calibration, confused classes."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +111,7 @@ class PairedAccuracy(PairedMeasure):
     won: int
 
     @classmethod
-    def of(cls, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> PairedAccuracy:
+    def of(cls, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> Self:
         """Count the images for which the first and the second classifier are right, (N,) each."""
         return cls(
             total=len(before),
@@ -391,7 +389,7 @@ class RiskCoverage:
         return float(self.risk.mean())
 
     @classmethod
-    def of(cls, confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_]) -> RiskCoverage:
+    def of(cls, confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_]) -> Self:
         """That of answers with confidences (N,); of equally sure ones, each counts as their mean."""
         numbers, places = np.unique(-confidences, return_inverse=True)
         wrong = np.bincount(places, weights=~right) / np.bincount(places, minlength=len(numbers))

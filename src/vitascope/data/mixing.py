@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import CheckedFields, Range
 from vitascope.data.randomness import step_seed
 from vitascope.models.engines.transfer import to_device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixing:
+class Mixing(CheckedFields):
     """Mixup (Zhang et al. 2018) or CutMix (Yun et al. 2019), one of them for a whole optimizer step.
 
     The choice and the share are f(seed, step) for all images of a step (timm's mode "batch"). Partners are
@@ -29,9 +29,6 @@ class Mixing:
     )
     probability: Annotated[float, Range(ge=0, le=1)] = 1.0  # share of the steps that are mixed
     switch: Annotated[float, Range(ge=0, le=1)] = 0.5  # share of CutMix in the mixed steps, where both are on
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(
         self, images: Tensor, targets: Tensor, *, seed: int, step: int, first: int = 0

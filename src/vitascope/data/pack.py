@@ -1,7 +1,5 @@
 """Packing: from any data set to tar shards in the WebDataset format, in an order that mixes the classes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -9,6 +7,7 @@ import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from PIL import Image
@@ -22,15 +21,7 @@ from vitascope.data.reading import Faults, readable
 from vitascope.data.splits import ImageSet
 from vitascope.data.table_options import AS_RECOGNIZED, TableOptions
 from vitascope.errors import UserError
-from vitascope.models.decoding import (
-    ImageSource,
-    decode,
-    encoded_bytes,
-    has_more_bits,
-    image_errors,
-    open_image,
-    source_name,
-)
+from vitascope.models import decoding
 from vitascope.storage import explaining_failure, make_folder, replacing
 
 JPEG_QUALITY = 95
@@ -147,16 +138,16 @@ class _Packer:
             yield f"{number:08}", *sample, int(images.labels[order[number]])
 
 
-def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
+def _encoded(source: decoding.ImageSource, image_size: int | None) -> tuple[str, bytes]:
     """Suffix and bytes of an encoded picture, reduced to `image_size`; raises ImageError."""
-    with image_errors(source):
-        content = encoded_bytes(source)
+    with decoding.image_errors(source):
+        content = decoding.encoded_bytes(source)
     if content is None or image_size is not None:
-        with image_errors(source):
-            image = open_image(source if content is None else content)
-            keeps_range = has_more_bits(image)  # whoever reads it has the levels
+        with decoding.image_errors(source):
+            image = decoding.open_image(source if content is None else content)
+            keeps_range = decoding.has_more_bits(image)  # whoever reads it has the levels
             if not keeps_range:
-                image = decode(image, source, True)
+                image = decoding.decode(image, source, True)
             elif content is None:
                 return "tif", _saved(image, "TIFF")
         if image_size is not None and min(image.size) > image_size and not keeps_range:
@@ -166,10 +157,10 @@ def _encoded(source: ImageSource, image_size: int | None) -> tuple[str, bytes]:
             return "jpg", _saved(smaller, "JPEG", quality=JPEG_QUALITY)
     if content is None:
         return "png", _saved(image, "PNG")
-    suffix = Path(source_name(source)).suffix.lower()
+    suffix = Path(decoding.source_name(source)).suffix.lower()
     if suffix in IMAGE_SUFFIXES:
         return suffix[1:], content
-    with image_errors(source), Image.open(io.BytesIO(content)) as image:
+    with decoding.image_errors(source), Image.open(io.BytesIO(content)) as image:
         format = image.format or ""
     return _SUFFIXES.get(format, format.lower()), content
 
@@ -188,8 +179,6 @@ def _member(name: str, content: bytes) -> bytes:
 
 
 class _Tar:
-    """A shard that is being written."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = len(_END)
@@ -198,7 +187,7 @@ class _Tar:
         self._sha256 = hashlib.sha256()
         self._file = open(path, "xb")  # noqa: SIM115 - closed by `__exit__`
 
-    def __enter__(self) -> _Tar:
+    def __enter__(self) -> Self:
         return self
 
     def add(self, sample: bytes, picture: tuple[str, int, int, int]) -> None:

@@ -19,8 +19,7 @@ from vitascope.network import usable_cores
 T = TypeVar("T", bound=Sized)
 
 NICENESS = 10
-"""Of the processes that read: at the priority of the model, its threads would wait for the one that shares a
-core with a process."""
+"""Of processes that read: at the model's priority, its threads would wait for one that shares its core."""
 
 
 @dataclasses.dataclass(frozen=True)

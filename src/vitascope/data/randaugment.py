@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import CheckedFields, Range
 from vitascope.data.changes import Change, apply_changes, sample, sampling_lines
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ _GREY = 128.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RandAugment:
+class RandAugment(CheckedFields):
     """`num_ops` operations per image, each drawn from the paper's list of 14, with repetition.
 
     Strengths follow timm's "increasing" table (`rand-m9-mstd0.5-inc1` of DeiT), in which a larger magnitude
@@ -58,9 +58,6 @@ class RandAugment:
     """Standard deviation of the magnitude, which is cut to 0 to 10 (timm; 0 in the paper)."""
     probability: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the operations that are carried out: 0.5 in timm and DeiT."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def draws(self) -> int:

@@ -6,8 +6,6 @@ each process whole batches, allocates new shared memory for each, and raises the
 in the main thread; here it is one error, in the call that asks for the batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +100,7 @@ class Faults:
         return [f"{self.count:,} of {counted(self.images, 'image')} could not be read:", *reasons, *more]
 
     @classmethod
-    def of(cls, images: int, reasons: Sequence[str]) -> Faults:
+    def of(cls, images: int, reasons: Sequence[str]) -> Self:
         """The record of a finished job, from all reasons."""
         return cls(images, count=len(reasons), reasons=dict(enumerate(reasons)))
 
@@ -302,7 +300,7 @@ class ReadingPool(Generic[B]):
         return answer
 
 
-def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) -> None:
+def _end(processes: list[BaseProcess], connections: "list[Connection[Any, Any]]") -> None:
     """Kill processes, which only read and so have nothing to lose."""
     for process in processes:
         process.kill()
@@ -312,8 +310,8 @@ def _end(processes: list[BaseProcess], connections: list[Connection[Any, Any]]) 
 
 
 def _serve(
-    connection: Connection[Any, Any],
-    inherited: Sequence[Connection[Any, Any]],
+    connection: "Connection[Any, Any]",
+    inherited: "Sequence[Connection[Any, Any]]",
     fill: Callable[[Any, int, Pixels], dict[int, str]],
     pixels: Any,
     shape: tuple[int, ...],

@@ -4,8 +4,6 @@ A split is drawn from the images in a folder, so that adding or deleting an imag
 to another. The record keeps every image in the part that it was in when the run began.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import itertools
@@ -13,7 +11,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -60,13 +58,13 @@ class RecordedPart:
     folds: npt.NDArray[np.str_] = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.str_))
     """(N,), as `ImageSet.folds`; (0,) without any."""
 
-    def subset(self, rows: npt.NDArray[np.int64]) -> RecordedPart:
+    def subset(self, rows: npt.NDArray[np.int64]) -> "RecordedPart":
         """Some of the images, in the order given."""
         targets = None if self.targets is None else self.targets.take(rows)
         names, folds = tuple(self.names[row] for row in rows.tolist()), self.folds
         return RecordedPart(names, targets, self.contents[rows], folds[rows] if len(folds) else folds)
 
-    def with_more(self, other: RecordedPart) -> RecordedPart:
+    def with_more(self, other: "RecordedPart") -> "RecordedPart":
         """These images, and then others, with labels as these."""
         targets = self.targets
         if targets is not None and other.targets is not None:
@@ -133,7 +131,7 @@ class SplitRecord:
                     packed.write(json.dumps(line | more).encode() + b"\n")
 
     @classmethod
-    def read(cls, path: Path) -> SplitRecord:
+    def read(cls, path: Path) -> Self:
         """The record in a file of `write`."""
         remedy = "restore it, or remove it to skip the check of the split"
         with explaining_faults(path, remedy), gzip.open(path, "rt", encoding="utf-8") as file:
@@ -145,7 +143,7 @@ class SplitRecord:
         raise UserError(f"{path}: version {version}, this vitascope reads {VERSION}; {advice}")
 
     @classmethod
-    def _of_lines(cls, head: dict[str, Any], file: TextIO) -> SplitRecord:
+    def _of_lines(cls, head: dict[str, Any], file: TextIO) -> Self:
         """The record of a header and the lines below it; a ValueError for others."""
         check_record(head, _HEAD, _HEAD)
         class_names = tuple(map(canonical, head["class_names"]))

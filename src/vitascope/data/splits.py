@@ -1,7 +1,5 @@
 """Images with their targets, and their division into train, val and test, the same for every format."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import abstractmethod
 from collections import Counter, defaultdict
@@ -47,8 +45,7 @@ class LazySources(Sequence[Encoded]):
         """Some of the images, in the order given."""
 
     def streams(self, seed: int, epoch: int, count: int) -> list[npt.NDArray[np.int64]]:
-        """The images of an epoch in orders that different machines can read; one order where images are not
-        in shards."""
+        """The images of an epoch in orders for different machines; one order where they are not in shards."""
         return [epoch_order(seed, epoch, len(self))]
 
     @property
@@ -109,7 +106,7 @@ class ImageSet:
         """Whether some class has several times the images of another; see `Targets.uneven`."""
         return self.targets is not None and self.targets.uneven
 
-    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> ImageSet:
+    def subset(self, name: str, indices: npt.NDArray[np.int64]) -> "ImageSet":
         """Some of the images, in the order given."""
         all_of_them: Sequence[ImageSource] = self.sources
         if isinstance(all_of_them, LazySources):
@@ -130,7 +127,7 @@ class ImageSet:
         """At most so many indices, spread evenly over the set from its first image to its last."""
         return np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)).tolist()
 
-    def identified(self) -> ImageSet:
+    def identified(self) -> Self:
         """The same images with their `contents`, which are read unless they are known."""
         known = len(self.contents) == len(self)
         return self if known else dataclasses.replace(self, contents=contents_of(self.sources))
@@ -150,7 +147,7 @@ class ImageSet:
         """The number of shards that the images are in; 0 for files of their own."""
         return self.sources.shard_files if isinstance(self.sources, LazySources) else 0
 
-    def followed_by(self, others: ImageSet) -> ImageSet:
+    def followed_by(self, others: "ImageSet") -> "ImageSet":
         """These images and others of the same classes; what is known of one part only is left out."""
         name, sources = f"{self.name} and {others.name}", [*self.sources, *others.sources]
         contents = np.concatenate([self.contents, others.contents])
@@ -165,7 +162,7 @@ class ImageSet:
             *(column if len(column) == len(sources) else _no_groups() for column in columns),
         )
 
-    def in_classes(self, class_names: tuple[str, ...], where: str) -> ImageSet:
+    def in_classes(self, class_names: tuple[str, ...], where: str) -> Self:
         """The same images, with their labels in another list of class names."""
         check_known_classes(self.class_names, class_names, where)
         return dataclasses.replace(self, targets=self.truth.in_classes(class_names))
@@ -186,8 +183,7 @@ class Splits:
 
     @property
     def measured(self) -> ImageSet:
-        """The images to measure the finished model on; without any, each training image is measured by the
-        model of a fold."""
+        """The images to measure the finished model on; without any, each by the model of a fold."""
         if self.test is not None:
             return self.test
         return self.val if len(self.val) else dataclasses.replace(self.train, name=OUT_OF_FOLD)
@@ -198,9 +194,8 @@ class Splits:
         given = {"train": self.train, "val": self.val, "test": self.test}
         return {name: images for name, images in given.items() if images is not None}
 
-    def with_unlabelled(self, more: Sequence[ImageSet]) -> Splits:
-        """These images and others to train on, all without labels; those of a group of `val` or `test` are
-        unused."""
+    def with_unlabelled(self, more: Sequence[ImageSet]) -> Self:
+        """These and more images to train on, without labels; groups of `val` or `test` are unused."""
         held = {group for name in self.parts.keys() - {"train"} for group in self.parts[name].groups.tolist()}
         some = [
             images.subset("train", np.flatnonzero(~np.isin(images.groups, list(held)))) if held else images
@@ -215,7 +210,7 @@ class Splits:
         train = ImageSet("train", sources)
         return dataclasses.replace(self, train=train, val=val, test=test, unused=unused)
 
-    def identified(self) -> Splits:
+    def identified(self) -> Self:
         """The same splits with the `contents` of all images."""
         parts: dict[str, Any] = {name: part.identified() for name, part in self.parts.items()}
         return dataclasses.replace(self, **parts)
@@ -239,6 +234,13 @@ class Inventory:
         """The sets that have images, by their names; of two, the labelled one."""
         ordered = sorted(self.sets, key=lambda images: images.targets is not None)
         return {images.name: images for images in ordered if len(images)}
+
+    def check_trainable(self, place: str) -> None:
+        """Reject data without images to train on."""
+        if not self.by_name.keys() & {"train", "all"}:
+            raise UserError(
+                f"{place}: no images to train on; it has {', '.join(self.by_name) or 'none at all'}"
+            )
 
     def unused_and_unlabelled(self, train: ImageSet) -> tuple[str, ...]:
         """What is unused, with the images without a class beside those to train on."""
@@ -287,6 +289,7 @@ def complete_splits(
     drawn by seed: a tenth of each class is `val`, and of `all` another tenth `test`. Images beside labelled
     ones that have no label are unused. Classes of too few images for that are in `train` alone if `rare` says
     so, else rejected."""
+    inventory.check_trainable(place)
     given, drawn = inventory.by_name, ["val"]
     if "train" in given and (names := given["train"].class_names):
         for split in given.keys() & {"val", "test"}:
@@ -299,8 +302,6 @@ def complete_splits(
         rest, given["test"] = stratified_split(everything, TEST_SHARE, "test", seed, least)
         train, val = stratified_split(rest, VAL_SHARE / (1 - TEST_SHARE), "val", seed, least)
         drawn = ["val", "test"]
-    elif "train" not in given:
-        raise UserError(f"{place}: no images to train on; it has {', '.join(given) or 'none at all'}")
     elif "val" in given:
         train, val, drawn = given["train"], given["val"], []
     else:
@@ -447,7 +448,6 @@ def check_known_classes(found: Sequence[str], known: Sequence[str], where: str) 
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of some class names."""
     return printable(", ".join(names[:5]) + (", ..." if len(names) > 5 else ""), 500)
 
 

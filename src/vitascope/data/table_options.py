@@ -1,7 +1,5 @@
 """How a table of images is read. No torch: the options are part of a run's configuration."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -85,7 +83,7 @@ class TableOptions:
         """The names of the options of any data that are set: of images and classes."""
         return tuple(name for name in self._set if name in ABOUT_IMAGES)
 
-    def of_images(self) -> TableOptions:
+    def of_images(self) -> "TableOptions":
         """The same without the options of a table."""
         return TableOptions(**{name: getattr(self, name) for name in self.about_images})
 

@@ -4,8 +4,6 @@ There is a class for each kind of labels, chosen where they are read: their prob
 answers and texts are its methods, so that nobody else asks for the kind.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,22 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitascope.data.average_precision import (
-    PairedDifference,
-    PairedPrecision,
-    class_precision,
-    mean_average_precision,
-    mean_of_known,
-    paired_difference,
-)
-from vitascope.data.label_measures import (
-    CLASSES_HEAD,
-    ESTIMATES_HEAD,
-    LabelScore,
-    best_thresholds,
-    label_score,
-    pairs_confused,
-)
+from vitascope.data import average_precision, label_measures
 from vitascope.data.measures import (
     ClassPair,
     PairedAccuracy,
@@ -201,8 +184,7 @@ class Targets(ABC):
         return self.relabelled(self.names(), class_names)
 
     def relabelled(self, names: Sequence[tuple[str, ...]], class_names: tuple[str, ...]) -> Self:
-        """The same images with these names of their classes; what is unknown of images whose names stay the
-        same remains unknown."""
+        """The images with other names of their classes; where these stay, what is unknown remains so."""
         return self.of_names(names, class_names)
 
     @abstractmethod
@@ -251,7 +233,7 @@ class Targets(ABC):
 
     @staticmethod
     @abstractmethod
-    def cross_entropy(logits: Tensor, targets: Targets) -> float:
+    def cross_entropy(logits: Tensor, targets: "Targets") -> float:
         """The mean loss in nats of logits (N, K) of a model of this kind, for labels of any kind."""
 
     @abstractmethod
@@ -317,7 +299,7 @@ class Targets(ABC):
         """The `measure` of a classifier beside that of one that is made from it."""
 
     @abstractmethod
-    def difference(self, one: Probabilities, other: Probabilities) -> PairedDifference:
+    def difference(self, one: Probabilities, other: Probabilities) -> average_precision.PairedDifference:
         """The `measure` of one classifier minus that of the other."""
 
     @abstractmethod
@@ -338,8 +320,7 @@ class Targets(ABC):
 
     @abstractmethod
     def confused(self, answers: npt.NDArray[Any], count: int) -> list[ClassPair]:
-        """At most `count` pairs of a class that images have and one that is predicted instead, the most
-        frequent first."""
+        """At most `count` pairs of an image's class and one predicted instead, the most frequent first."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -464,10 +445,12 @@ class ClassIndices(Targets):
         right, right_after = (self.correct(predicted_classes(each)) for each in (before, after))
         return PairedAccuracy.of(right, right_after)
 
-    def difference(self, one: Probabilities, other: Probabilities) -> PairedDifference:
+    def difference(self, one: Probabilities, other: Probabilities) -> average_precision.PairedDifference:
         pairs = self.paired(other, one)
         low, high = pairs.interval
-        return PairedDifference(0.0 - pairs.drop, 0.0 - high, 0.0 - low, mcnemar(pairs.lost, pairs.won))
+        return average_precision.PairedDifference(
+            0.0 - pairs.drop, 0.0 - high, 0.0 - low, mcnemar(pairs.lost, pairs.won)
+        )
 
     def columns(self, answers: npt.NDArray[Any], probabilities: Probabilities) -> dict[str, Any]:
         names = np.array(self.class_names, dtype=object)
@@ -590,7 +573,6 @@ class ClassSets(Targets):
 
     @classmethod
     def _of_rows(cls, rows: Sequence[Sequence[int]], class_names: tuple[str, ...]) -> Self:
-        """The targets with these indices of each image's classes."""
         labels = np.zeros((len(rows), len(class_names)), dtype=np.bool_)
         labels[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), list(chain(*rows))] = True
         return cls(labels, class_names)
@@ -656,7 +638,7 @@ class ClassSets(Targets):
         return np.array(values, np.float32)
 
     def tuned_thresholds(self, probabilities: Probabilities) -> tuple[float, ...]:
-        return tuple(best_thresholds(self.labels, self.scored(probabilities)).tolist())
+        return tuple(label_measures.best_thresholds(self.labels, self.scored(probabilities)).tolist())
 
     def answers(
         self, probabilities: Probabilities, thresholds: Probabilities | None = None
@@ -665,22 +647,24 @@ class ClassSets(Targets):
 
     def score(
         self, probabilities: Probabilities, thresholds: Probabilities | None = None, noun: str = "image"
-    ) -> LabelScore:
+    ) -> label_measures.LabelScore:
         if not self.labels.any():
             raise UserError(f"none of the {noun}s has a class, so they have no mAP")
-        return label_score(self.labels, self.scored(probabilities), thresholds)
+        return label_measures.label_score(self.labels, self.scored(probabilities), thresholds)
 
     def quality(self, probabilities: Probabilities) -> float:
-        return mean_average_precision(self.labels, self.scored(probabilities))
+        return average_precision.mean_average_precision(self.labels, self.scored(probabilities))
 
     def weighted_qualities(self, probabilities: Probabilities, weights: npt.NDArray[np.int32]) -> Floats:
-        return mean_of_known(class_precision(self.labels, self.scored(probabilities), weights))
+        return average_precision.mean_of_known(
+            average_precision.class_precision(self.labels, self.scored(probabilities), weights)
+        )
 
-    def paired(self, before: Probabilities, after: Probabilities) -> PairedPrecision:
-        return PairedPrecision.of(self.labels, self.scored(before), self.scored(after))
+    def paired(self, before: Probabilities, after: Probabilities) -> average_precision.PairedPrecision:
+        return average_precision.PairedPrecision.of(self.labels, self.scored(before), self.scored(after))
 
-    def difference(self, one: Probabilities, other: Probabilities) -> PairedDifference:
-        return paired_difference(self.labels, self.scored(one), self.scored(other))
+    def difference(self, one: Probabilities, other: Probabilities) -> average_precision.PairedDifference:
+        return average_precision.paired_difference(self.labels, self.scored(one), self.scored(other))
 
     def columns(self, answers: npt.NDArray[Any], probabilities: Probabilities) -> dict[str, Any]:
         names = np.array(self.class_names, dtype=object)
@@ -693,16 +677,16 @@ class ClassSets(Targets):
         return np.where(self.labels, wide, 1 - wide)
 
     def class_values(self, score: Score, answers: npt.NDArray[Any]) -> dict[str, Any]:
-        return cast("LabelScore", score).class_values()
+        return cast("label_measures.LabelScore", score).class_values()
 
     def class_lines(self, score: Score, answers: npt.NDArray[Any], names: Sequence[str]) -> Iterator[str]:
         """The measures of all classes, and those of each, the worst first."""
-        measured = cast("LabelScore", score)
-        yield from aligned([ESTIMATES_HEAD, *measured.rows()])
-        yield from aligned([CLASSES_HEAD, *measured.class_rows(names)])
+        measured = cast("label_measures.LabelScore", score)
+        yield from aligned([label_measures.ESTIMATES_HEAD, *measured.rows()])
+        yield from aligned([label_measures.CLASSES_HEAD, *measured.class_rows(names)])
 
     def confused(self, answers: npt.NDArray[Any], count: int) -> list[ClassPair]:
-        return pairs_confused(self.labels, answers, count)
+        return label_measures.pairs_confused(self.labels, answers, count)
 
 
 def shares_of(rows: Tensor) -> Tensor:

@@ -4,27 +4,14 @@ The cost is counted from the shapes, because `torch.utils.flop_counter` needs to
 table of models must not wait for either. A test compares the two counts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from vitascope.arguments import Range, has_type
 from vitascope.errors import UserError
-from vitascope.models.options import (
-    BlockOptions,
-    EmbeddingOptions,
-    ImageOptions,
-    NormOptions,
-    ReadoutOptions,
-    Regularization,
-    Role,
-    RotaryOptions,
-    TokenizerOptions,
-    pair,
-)
+from vitascope.models import options
 from vitascope.models.resnet_config import ResNetConfig
 
 
@@ -38,7 +25,7 @@ class LinearLayer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, init=False, repr=False)
-class ViTConfig(ImageOptions):
+class ViTConfig(options.ImageOptions):
     """The options that determine a `VisionTransformer`.
 
     The options of the groups are keywords too: `ViTConfig(depth=6, pool="mean", positions="rotary")`.
@@ -50,35 +37,35 @@ class ViTConfig(ImageOptions):
 
     option_kind: ClassVar[str] = "model option"
 
-    patch_size: Annotated[tuple[int, int] | int, Range(ge=1), Role.SHAPE] = 16
+    patch_size: Annotated[tuple[int, int] | int, Range(ge=1), options.Role.SHAPE] = 16
     """Height and width of a patch, P in the paper."""
-    remainder: Annotated[Literal["rejected", "cut"], Role.FREE] = "rejected"
+    remainder: Annotated[Literal["rejected", "cut"], options.Role.FREE] = "rejected"
     """Images with pixels at the right or the bottom that fill no patch are rejected, or these pixels are cut:
     the rule of checkpoints such as SigLIP's at 384 pixels in patches of 14."""
-    embed_dim: Annotated[int, Range(ge=1), Role.SHAPE] = 768
+    embed_dim: Annotated[int, Range(ge=1), options.Role.SHAPE] = 768
     """Width of a token, D in the paper."""
-    depth: Annotated[int, Range(ge=1), Role.SHAPE] = 12
+    depth: Annotated[int, Range(ge=1), options.Role.SHAPE] = 12
     """Number of encoder blocks, L in the paper."""
-    num_heads: Annotated[int, Range(ge=1), Role.SHAPE] = 12
+    num_heads: Annotated[int, Range(ge=1), options.Role.SHAPE] = 12
     """Attention heads per block, k in the paper."""
-    embedding: EmbeddingOptions = dataclasses.field(default_factory=EmbeddingOptions)
+    embedding: options.EmbeddingOptions = dataclasses.field(default_factory=options.EmbeddingOptions)
     """Equation 1."""
-    rotary: RotaryOptions = dataclasses.field(default_factory=RotaryOptions)
+    rotary: options.RotaryOptions = dataclasses.field(default_factory=options.RotaryOptions)
     """The rotary positions of equation 1."""
-    tokenizer: TokenizerOptions = dataclasses.field(default_factory=TokenizerOptions)
+    tokenizer: options.TokenizerOptions = dataclasses.field(default_factory=options.TokenizerOptions)
     """The stem "tokenizer" of equation 1."""
-    block: BlockOptions = dataclasses.field(default_factory=BlockOptions)
+    block: options.BlockOptions = dataclasses.field(default_factory=options.BlockOptions)
     """Equations 2 and 3."""
-    norms: NormOptions = dataclasses.field(default_factory=NormOptions)
+    norms: options.NormOptions = dataclasses.field(default_factory=options.NormOptions)
     """The norms of equations 1 to 4."""
-    readout: ReadoutOptions = dataclasses.field(default_factory=ReadoutOptions)
+    readout: options.ReadoutOptions = dataclasses.field(default_factory=options.ReadoutOptions)
     """Equation 4."""
-    regularization: Regularization = dataclasses.field(default_factory=Regularization)
+    regularization: options.Regularization = dataclasses.field(default_factory=options.Regularization)
     """Initialization and regularization."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "patch_size", pair(self.patch_size))
+        object.__setattr__(self, "patch_size", options.pair(self.patch_size))
         self._check_widths()
         self._check_token_merging()
         self._check_stem()
@@ -154,7 +141,7 @@ class ViTConfig(ImageOptions):
         patch, step = self.patch_hw, self.patch_stride
         check_tiling(self.tiled_hw(image), patch, step)
         grid = ((image[0] - patch[0]) // step[0] + 1, (image[1] - patch[1]) // step[1] + 1)
-        window = pair(self.block.window)
+        window = options.pair(self.block.window)
         if self.block.attention == "window" and (grid[0] % window[0] or grid[1] % window[1]):
             raise UserError(
                 f"a grid of {grid[0]}x{grid[1]} patches is not a multiple of the window "
@@ -162,9 +149,9 @@ class ViTConfig(ImageOptions):
             )
         return grid
 
-    def at_size(self, image_size: tuple[int, int] | int) -> ViTConfig:
+    def at_size(self, image_size: tuple[int, int] | int) -> Self:
         """The same for another image size, which patches must tile; only a checkpoint's own may be cut."""
-        if pair(image_size) == self.image_hw:
+        if options.pair(image_size) == self.image_hw:
             return self
         return self.replace(image_size=image_size, remainder="rejected")
 
@@ -178,7 +165,7 @@ class ViTConfig(ImageOptions):
     @property
     def patch_hw(self) -> tuple[int, int]:
         """Patch height and width, pixels."""
-        return pair(self.patch_size)
+        return options.pair(self.patch_size)
 
     @property
     def patch_stride(self) -> tuple[int, int]:
@@ -187,7 +174,7 @@ class ViTConfig(ImageOptions):
             return self.patch_hw
         if self.embedding.stride is None:
             return max(1, self.patch_hw[0] // 2), max(1, self.patch_hw[1] // 2)
-        return pair(self.embedding.stride)
+        return options.pair(self.embedding.stride)
 
     @property
     def tokenizer_channels(self) -> tuple[int, ...]:
@@ -212,7 +199,7 @@ class ViTConfig(ImageOptions):
         """Height and width of the windows that patches of a grid attend within, one pass after another."""
         if self.block.attention == "axial":
             return [(1, grid[1]), (grid[0], 1)]  # a row is a window of height 1, a column one of width 1
-        return [pair(self.block.window) if self.block.attention == "window" else grid]
+        return [options.pair(self.block.window) if self.block.attention == "window" else grid]
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -10,13 +10,13 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self, TypeVar, cast, get_type_hints
 
 from vitascope._version import __version__
-from vitascope.arguments import check_fields, check_value, field_annotations
+from vitascope.arguments import CheckedFields, check_value, field_annotations
 from vitascope.errors import UnknownNameError, UserError, suggestion
 
 T = TypeVar("T")
 
 
-class Configuration:
+class Configuration(CheckedFields):
     """Base of a configuration: a `dataclass(frozen=True, kw_only=True, init=False, repr=False)`.
 
     A field whose type is a dataclass is a group of options. The options of a group are also keywords of the
@@ -50,9 +50,6 @@ class Configuration:
                     value = dataclasses.replace(value, **grouped[name])
             object.__setattr__(self, name, value)
         self.__post_init__()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def replace(self, **options: Any) -> Self:
         """A copy with other options, checked as in the constructor."""

@@ -11,8 +11,6 @@
 - CMYK, YCbCr, Lab, palette and black-and-white become RGB.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -201,13 +199,13 @@ def open_image(source: ImageSource) -> Image.Image:
     return _open_heif(source)
 
 
-def _is_tensor(source: object) -> TypeGuard[torch.Tensor]:
+def _is_tensor(source: object) -> "TypeGuard[torch.Tensor]":
     """Whether a source is a tensor; imports no torch, which processes that only decode do without."""
     imported = sys.modules.get("torch")
     return imported is not None and isinstance(source, imported.Tensor)
 
 
-def _eight_bit_pixels(source: np.ndarray[Any, Any] | torch.Tensor) -> npt.NDArray[np.uint8]:
+def _eight_bit_pixels(source: "np.ndarray[Any, Any] | torch.Tensor") -> npt.NDArray[np.uint8]:
     """An array or a tensor as uint8 (H, W) or (H, W, 3 or 4)."""
     if isinstance(source, np.ndarray):
         pixels, name = source, "an array"

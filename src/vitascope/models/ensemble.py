@@ -1,10 +1,8 @@
 """`Ensemble`: several models of one architecture, whose probabilities are averaged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +43,7 @@ class Ensemble(nn.Module):
         self.register_buffer("sharpness", torch.ones(config.num_classes))
 
     @classmethod
-    def of(cls, models: Sequence[VisionTransformer | ResNet]) -> Ensemble:
+    def of(cls, models: Sequence[VisionTransformer | ResNet]) -> Self:
         """The ensemble of trained models, which keep what they are.
 
         Raises:

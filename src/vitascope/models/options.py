@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import CheckedFields, Range, check_fields
 from vitascope.errors import UserError
 from vitascope.models.configuration import Configuration
 
@@ -86,18 +86,21 @@ class ImageOptions(Configuration):
         object.__setattr__(self, "image_size", pair(self.image_size))
         if self.class_names and len(self.class_names) != self.num_classes:
             raise UserError(f"{len(self.class_names)} class_names for num_classes {self.num_classes}")
-        if self.thresholds and (len(self.thresholds) != self.num_classes or self.outputs != "independent"):
+        if self.thresholds and len(self.thresholds) != self._decided_alone:
             raise UserError(
                 f"{len(self.thresholds)} thresholds for {self.num_classes} {self.outputs} outputs: there is "
                 "one for each class, where any may apply"
             )
 
     @property
+    def _decided_alone(self) -> int:
+        """The number of classes that each apply or not: all K where any may, none where one does."""
+        return self.num_classes if self.outputs == "independent" else 0
+
+    @property
     def decision_thresholds(self) -> tuple[float, ...]:
         """Probability from which on each of the K classes applies, where any may; empty where one does."""
-        if self.outputs != "independent":
-            return ()
-        return self.thresholds or (EVEN,) * self.num_classes
+        return self.thresholds or (EVEN,) * self._decided_alone
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -255,7 +258,7 @@ class BlockOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NormOptions:
+class NormOptions(CheckedFields):
     """The norms of equations 1 to 4."""
 
     norm_type: Literal["layer", "rms"] = "layer"
@@ -267,9 +270,6 @@ class NormOptions:
     """Epsilon of every norm."""
     qk_norm: bool = False
     """Norms of each head's queries and keys (Dehghani et al. 2023, ViT-22B)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -323,7 +323,7 @@ class ReadoutOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Regularization:
+class Regularization(CheckedFields):
     """Initialization and regularization, which matter only in training."""
 
     init: Annotated[Literal["paper", "mimetic", "timm"], Role.FREE] = "paper"
@@ -339,9 +339,6 @@ class Regularization:
     """Stochastic depth: the rate of the last block; it grows linearly from 0 at the first."""
     patch_dropout: Annotated[float, PROBABILITY, Role.FREE] = 0.0
     """Share of each image's patches that is left out (Li et al. 2022, FLIP)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 OPTION_SETS = {"modern": {"positions": "rotary", "num_registers": 4, "layer_scale": 0.1}}

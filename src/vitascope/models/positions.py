@@ -4,12 +4,10 @@ Every kind has one interface: `forward` adds to the tokens, `layout` describes t
 adopts another grid. Learned embeddings are interpolated in two dimensions (paper, section 3.2).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -117,10 +115,10 @@ class Layout:
     """Cosines and sines for the patches' queries and keys, float32 ([B,] N, heads or 1, hd)."""
     biases: dict[Grid, Tensor] = dataclasses.field(default_factory=dict)
     """By window: numbers to add to the scores in it and its prefix, (1, heads, P + n, P + n)."""
-    by_block: tuple[Layout, ...] = ()
+    by_block: "tuple[Layout, ...]" = ()
     """Layouts that differ by block, one for each; empty if all blocks share this one."""
 
-    def of_block(self, index: int) -> Layout:
+    def of_block(self, index: int) -> "Layout":
         """The layout of one block."""
         return self.by_block[index] if self.by_block else self
 
@@ -140,7 +138,7 @@ class Layout:
         """Attention weights between the T tokens: (B, heads, rows, Q) -> (B, heads, rows or T, T)."""
         return weights
 
-    def select(self, visible: Tensor) -> Layout:
+    def select(self, visible: Tensor) -> Self:
         """The layout of some patches of each image, by their indices (B, N')."""
         blocks = tuple(layout.select(visible) for layout in self.by_block)
         if self.rotation is None:

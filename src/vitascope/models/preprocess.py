@@ -17,17 +17,7 @@ from PIL import ExifTags, Image
 
 from vitascope.arguments import Increasing, Range, check_fields
 from vitascope.errors import UnknownNameError, UserError, suggestion
-from vitascope.models.decoding import (
-    ImageError,
-    ImageSource,
-    Levels,
-    decode,
-    encoded_bytes,
-    image_errors,
-    open_image,
-    read_image,
-    source_name,
-)
+from vitascope.models import decoding
 
 if TYPE_CHECKING:
     import torch  # imported at run time in methods, because processes that only decode need none
@@ -46,8 +36,7 @@ MAX_RESIZED = 1 << 26
 LONGEST_SHOWN = 768
 """Longer side of a picture to look at, in pixels."""
 MOST_OBLONG = 3
-"""Proportions up to which all of a picture is shown; of a longer strip only the model's part is large enough
-to see."""
+"""Proportions up to which all of a picture is shown; of a longer strip only the model's part is large."""
 
 
 class Framed(NamedTuple):
@@ -129,7 +118,7 @@ class Preprocess:
     """Per channel, of pixels in [0, 1]."""
     exif_orientation: bool = True
     """Turn a photograph upright as its EXIF data says."""
-    levels: Annotated[Levels | None, Increasing()] = None
+    levels: Annotated[decoding.Levels | None, Increasing()] = None
     """The values of grey of more than 8 bits that become 0 and 255, see `decoding`. None: 0 and 65,535 for
     integers, 0 and 1 for floats."""
 
@@ -173,19 +162,17 @@ class Preprocess:
 
     @property
     def _fill(self) -> int | tuple[int, ...]:
-        """`border` as Pillow takes it."""
         return self.border if self.channels > 1 else self.border[0]
 
     @property
     def _filter(self) -> Image.Resampling:
-        """`interpolation` as Pillow takes it."""
         return Image.Resampling[self.interpolation.upper()]
 
-    def pixels(self, source: ImageSource) -> Pixels:
+    def pixels(self, source: decoding.ImageSource) -> Pixels:
         """A picture as uint8 (C, H, W), resized and cropped; an ImageError names one that cannot be read."""
         return _planes(self.fit(self._read(source)))
 
-    def framed(self, source: ImageSource, longest: int = LONGEST_SHOWN) -> Framed:
+    def framed(self, source: decoding.ImageSource, longest: int = LONGEST_SHOWN) -> Framed:
         """A picture as the model gets it, and at its own resolution for people.
 
         The longer side of the latter has at most `longest` pixels. A picture smaller than the model's input
@@ -209,43 +196,44 @@ class Preprocess:
         box = (left + x) * across, (top + y) * down, (right + x) * across, (bottom + y) * down
         return Framed(pixels, _planes(canvas), box)
 
-    def _read(self, source: ImageSource) -> Image.Image:
+    def _read(self, source: decoding.ImageSource) -> Image.Image:
         """A picture in the model's colours; an ImageError if its resize would take too much memory."""
         image = self._whole(source)
         if self.resize_to is not None:
             height, width = self.resized_hw(image.height, image.width)
             if height * width > MAX_RESIZED:
-                raise ImageError(
-                    f"{source_name(source)}: {image.height}x{image.width} pixels would be resized to "
-                    f"{height}x{width}, more than {MAX_RESIZED:,} pixels"
+                raise decoding.ImageError(
+                    f"{decoding.source_name(source)}: {image.height}x{image.width} pixels would be resized "
+                    f"to {height}x{width}, more than {MAX_RESIZED:,} pixels"
                 )
         return image
 
-    def whole_pixels(self, source: ImageSource) -> Pixels:
+    def whole_pixels(self, source: decoding.ImageSource) -> Pixels:
         """All of a picture as uint8 (C, H, W), neither resized nor cropped."""
         return _planes(self._whole(source))
 
-    def _whole(self, source: ImageSource) -> Image.Image:
+    def _whole(self, source: decoding.ImageSource) -> Image.Image:
         """A picture of its own size in the model's colours."""
         return self._in_colours(
-            read_image(source, exif_orientation=self.exif_orientation, levels=self.levels)
+            decoding.read_image(source, exif_orientation=self.exif_orientation, levels=self.levels)
         )
 
-    def cropped(self, source: ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
+    def cropped(self, source: decoding.ImageSource, choose: Callable[[int, int], Box]) -> Pixels:
         """A part of a picture as uint8 (C, H, W), squashed to the model's size, for training. `choose` gives
         the part, which is rounded to whole pixels, from the upright picture's width and height."""
         # A JPEG is decoded at a half, a quarter or an eighth of its size as long as the part keeps twice the
         # pixels of the model's size in each direction. On photographs of 12 million pixels that is two to
         # four times as fast, and changes values by 0.2 of 255 on average.
-        with image_errors(source):
-            image = open_image(encoded_bytes(source) or source)  # faster than reading in Pillow's steps
+        with decoding.image_errors(source):
+            content = decoding.encoded_bytes(source)  # faster than reading in Pillow's steps
+            image = decoding.open_image(content or source)
             lying = self.exif_orientation and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
             width, height = image.size[::-1] if lying else image.size
             box = choose(width, height)
             smaller = min((box[2] - box[0]) / self.image_size[1], (box[3] - box[1]) / self.image_size[0]) / 2
             if smaller >= 2 and image is not source:
                 image.draft(image.mode, (math.ceil(image.width / smaller), math.ceil(image.height / smaller)))
-            image = decode(image, source, self.exif_orientation, self.levels)
+            image = decoding.decode(image, source, self.exif_orientation, self.levels)
         image = self._in_colours(image)
         x, y = image.width / width, image.height / height  # 1 unless decoded smaller
         left, right = _whole(box[0] * x, box[2] * x, image.width)

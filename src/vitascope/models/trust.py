@@ -4,8 +4,6 @@ right one at an asked rate, and how familiar a picture is.
 A `Trust` belongs to one model and its saved weights: `model.trust`. The temperature is part of the head.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -54,7 +52,7 @@ class PredictionSets:
     """The share of them whose set at `COVERAGE` has several classes, float32 (); 0 if they are too few."""
 
     @classmethod
-    def fitted(cls, probabilities: Tensor, labels: Tensor, most: int = 1000) -> PredictionSets:
+    def fitted(cls, probabilities: Tensor, labels: Tensor, most: int = 1000) -> Self:
         """The sets of validation images with probabilities (N, K) and true classes int64 (N,).
 
         `most` is the number of masses that are kept.
@@ -93,7 +91,7 @@ class PredictionSets:
         return {"masses": masses, "counts": self.counts.tolist(), "ambiguous": float(self.ambiguous)}
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> PredictionSets:
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`; a KeyError, TypeError or ValueError for other values."""
         masses, counts = values["masses"], torch.tensor(values["counts"])
         rows = [torch.tensor(row, dtype=torch.float32) for row in (masses if counts.ndim else [masses])]

@@ -21,14 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitascope.cache import (
-    ADVICE,
-    GENERAL_VARIABLE,
-    OWN_VARIABLE,
-    cache_folder,
-    fault_in_words,
-    writing_to_cache,
-)
+from vitascope import cache
 from vitascope.errors import UserError
 from vitascope.network import Threads
 from vitascope.remote.stores import ChangedError, RemoteObject, StoreError, find_object, name_in, read_range
@@ -75,7 +68,7 @@ def read(object: RemoteObject, start: int = 0, size: int | None = None) -> bytes
     except UserError as error:  # it is about all objects, and none of them is to be left out
         raise StoreError(error) from error
     except OSError as error:
-        raise StoreError(f"{object.url}: {fault_in_words(error)}") from error
+        raise StoreError(f"{object.url}: {cache.fault_in_words(error)}") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -174,7 +167,7 @@ def copied(objects: Sequence[RemoteObject], folder: str) -> Path:
             f"{folder}: {total / 1e9:,.2f} GB, and the cache of remote data is limited to {limit / 1e9:g} GB"
             ": raise VITASCOPE_REMOTE_GB"
         )
-    with _lock(target, "copy"), explaining_failure(target.parent, "the cache", ADVICE):
+    with _lock(target, "copy"), explaining_failure(target.parent, "the cache", cache.ADVICE):
         if not target.is_dir():
             check_room(target, total)
             _take_room(total)
@@ -206,11 +199,8 @@ def download(object: RemoteObject, path: Path) -> None:
 
 def limit_bytes() -> float:
     """The limit of the cache; a UserError if `VITASCOPE_REMOTE_GB` is not a number that is large enough."""
-    text, least = os.environ.get("VITASCOPE_REMOTE_GB") or str(LIMIT_GB), _FEWEST * BLOCK / 1e9
-    with contextlib.suppress(ValueError):
-        if float(text) >= least:
-            return float(text) * 1e9
-    raise UserError(f"VITASCOPE_REMOTE_GB is a number of gigabytes, {least:.2g} or more, not {text!r}")
+    least = _FEWEST * BLOCK / 1e9
+    return cache.gigabytes("VITASCOPE_REMOTE_GB", LIMIT_GB, least, f"{least:.2g} or more")
 
 
 def size_on_disk() -> int:
@@ -219,14 +209,14 @@ def size_on_disk() -> int:
 
 
 def _root() -> Path:
-    return cache_folder() / "remote"
+    return cache.cache_folder() / "remote"
 
 
 @contextlib.contextmanager
 def _lock(path: Path, kind: str) -> Iterator[None]:
     """Hold the lock of a block or copy, one of 256 of a kind; the folders are made if absent."""
     folder = _root() / "locks"
-    with explaining_failure(path.parent, "the cache", ADVICE):
+    with explaining_failure(path.parent, "the cache", cache.ADVICE):
         for each in (folder, path.parent):
             each.mkdir(parents=True, exist_ok=True)
     with locked(folder / f"{kind}-{path.name[:2]}", wait=True):
@@ -234,7 +224,6 @@ def _lock(path: Path, kind: str) -> Iterator[None]:
 
 
 def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
-    """Some bytes of a block."""
     path = _path_of(object, str(number))
     whole = min(BLOCK, object.size - number * BLOCK)
     if (content := _read_block(path, whole, start, size)) is not None:
@@ -249,9 +238,9 @@ def _part(object: RemoteObject, number: int, start: int, size: int) -> bytes:
 
 def _path_of(object: RemoteObject, part: str) -> Path:
     """The file of a block, or of what is kept of an object."""
-    own = os.environ.get(OWN_VARIABLE)
+    own = os.environ.get(cache.OWN_VARIABLE)
     # Looking for a variable that is not set takes as long as finding three.
-    return _block_path(own, None if own else os.environ.get(GENERAL_VARIABLE), object, part)
+    return _block_path(own, None if own else os.environ.get(cache.GENERAL_VARIABLE), object, part)
 
 
 @functools.lru_cache(maxsize=2**12)  # naming a block takes longer than reading a small picture from it
@@ -265,7 +254,7 @@ def _path_in(root: Path, identity: str) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with explaining_failure(path.parent, "the cache", ADVICE):
+    with explaining_failure(path.parent, "the cache", cache.ADVICE):
         path.parent.mkdir(parents=True, exist_ok=True)
         _take_room(len(content))
         with replacing(path) as aside:
@@ -295,7 +284,7 @@ def _read_block(path: Path, whole: int, start: int, size: int) -> bytes | None:
 def _take_room(size: int) -> None:
     """Count a file that is about to be written; what was used longest ago may be removed."""
     limit, root = limit_bytes(), _root()
-    with writing_to_cache(root):
+    with cache.writing_to_cache(root):
         note = root / "used"
         try:
             used = int(note.read_text())

@@ -1,24 +1,13 @@
 """Paths in stores: a folder that was listed once, with those methods of `pathlib.Path` that formats call."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
-from vitascope.remote import cache
-from vitascope.remote.stores import (
-    ChangedError,
-    RemoteObject,
-    StoreError,
-    find_object,
-    is_url,
-    name_in,
-    walk,
-)
+from vitascope.remote import cache, stores
 
 
 @functools.total_ordering
@@ -34,7 +23,7 @@ class StorePath:
     """Of the folder that was listed."""
     below: tuple[str, ...]
     """The names from there to this path."""
-    listing: Mapping[tuple[str, ...], RemoteObject | dict[str, None]] = dataclasses.field(
+    listing: Mapping[tuple[str, ...], stores.RemoteObject | dict[str, None]] = dataclasses.field(
         repr=False, compare=False
     )
     """By `below`: an object, or the names in a folder."""
@@ -45,10 +34,10 @@ class StorePath:
     def as_posix(self) -> str:  # noqa: D102 - as of `Path`, like the rest
         return str(self)
 
-    def __lt__(self, other: StorePath) -> bool:
+    def __lt__(self, other: "StorePath") -> bool:
         return self.parts < other.parts
 
-    def __truediv__(self, name: str | PurePosixPath) -> StorePath:
+    def __truediv__(self, name: str | PurePosixPath) -> Self:
         return dataclasses.replace(self, below=(*self.below, *PurePosixPath(name).parts))
 
     @property
@@ -68,24 +57,24 @@ class StorePath:
         return PurePosixPath(self.name).suffix
 
     @property
-    def parent(self) -> StorePath:  # noqa: D102
+    def parent(self) -> Self:  # noqa: D102
         return dataclasses.replace(self, below=self.below[:-1])
 
     @property
-    def object(self) -> RemoteObject:
+    def object(self) -> stores.RemoteObject:
         """The object of a file."""
-        return cast("RemoteObject", self.listing[self.below])
+        return cast("stores.RemoteObject", self.listing[self.below])
 
-    def relative_to(self, folder: StorePath) -> PurePosixPath:  # noqa: D102
+    def relative_to(self, folder: "StorePath") -> PurePosixPath:  # noqa: D102
         return PurePosixPath(*self.below[len(folder.below) :])
 
     def is_file(self) -> bool:  # noqa: D102
-        return isinstance(self.listing.get(self.below), RemoteObject)
+        return isinstance(self.listing.get(self.below), stores.RemoteObject)
 
     def is_dir(self) -> bool:  # noqa: D102
         return isinstance(self.listing.get(self.below), dict)
 
-    def iterdir(self) -> Iterator[StorePath]:  # noqa: D102
+    def iterdir(self) -> Iterator[Self]:  # noqa: D102
         return (self / name for name in cast("dict[str, None]", self.listing[self.below]))
 
     def stat(self) -> os.stat_result:
@@ -96,8 +85,8 @@ class StorePath:
         """The content, from the cache or the store; a StoreError if it changed since it was listed."""
         try:
             return cache.read(self.object)
-        except ChangedError as error:
-            raise StoreError(f"{self}: {error}; repeat this") from error
+        except stores.ChangedError as error:
+            raise stores.StoreError(f"{self}: {error}; repeat this") from error
 
 
 AnyPath: TypeAlias = Path | StorePath
@@ -106,12 +95,12 @@ AnyPath: TypeAlias = Path | StorePath
 
 def folder_at(place: str) -> AnyPath:
     """A local path, `~` expanded, or the folder of a URL as `listed_folder` gives it."""
-    return listed_folder(place) if is_url(place) else Path(place).expanduser()
+    return listed_folder(place) if stores.is_url(place) else Path(place).expanduser()
 
 
-def stored_at(place: str) -> RemoteObject | StorePath | None:
+def stored_at(place: str) -> stores.RemoteObject | StorePath | None:
     """The object, or the folder as `listed_folder` gives it, of a URL; None for a local path."""
-    return (find_object(place) or listed_folder(place)) if is_url(place) else None
+    return (stores.find_object(place) or listed_folder(place)) if stores.is_url(place) else None
 
 
 def listed_folder(url: str) -> StorePath:
@@ -121,13 +110,15 @@ def listed_folder(url: str) -> StorePath:
         StoreError: no such folder, an object with the name of a folder, or the store does not answer.
     """
     url = url.rstrip("/")
-    listing: dict[tuple[str, ...], RemoteObject | dict[str, None]] = {(): {}}
-    for found in walk(url):
-        names = tuple(name_in(found.url, url).split("/"))
+    listing: dict[tuple[str, ...], stores.RemoteObject | dict[str, None]] = {(): {}}
+    for found in stores.walk(url):
+        names = tuple(stores.name_in(found.url, url).split("/"))
         for depth, name in enumerate(names):
             folder = listing.setdefault(names[:depth], {})
-            if isinstance(folder, RemoteObject):
-                raise StoreError(f"{found}: another object has the name of its folder: rename one of them")
+            if isinstance(folder, stores.RemoteObject):
+                raise stores.StoreError(
+                    f"{found}: another object has the name of its folder: rename one of them"
+                )
             folder[name] = None
         listing[names] = found
     return StorePath(url, (), listing)

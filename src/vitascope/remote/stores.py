@@ -243,7 +243,6 @@ def list_folder(url: str) -> tuple[list[RemoteObject], list[str]]:
 
 
 def _described(url: str, entry: Mapping[str, Any]) -> RemoteObject:
-    """An object of a listing."""
     if entry.get("size") is not None:
         return _object(url, entry)
     found = find_object(url)

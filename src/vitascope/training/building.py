@@ -1,13 +1,12 @@
 """From a plan to the trainer of a run: its model, its task, its place on the device."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
 from vitascope.data.splits import Splits
+from vitascope.models.config import ViTConfig
 from vitascope.models.hardware import reuse_freed_memory, without_tf32
 from vitascope.models.lora import add_adapters
 from vitascope.models.vision_model import VisionModel, build
@@ -29,9 +28,6 @@ from vitascope.training.tasks.masked import Masked, MaskedAutoencoding
 from vitascope.training.tasks.task import Task
 from vitascope.training.tasks.teachers import open_teacher
 from vitascope.training.whitening import whiten
-
-if TYPE_CHECKING:
-    from vitascope.models.config import ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)

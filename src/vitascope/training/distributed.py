@@ -7,8 +7,6 @@ their store, in which the first process notes the folder of its run. So a restar
 run, and an existing run of another launch is rejected as always.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -207,13 +205,6 @@ def sum_over_processes(sums: dict[str, Tensor]) -> dict[str, Tensor]:
     if world_size() > 1:
         dist.all_reduce(stacked)
     return dict(zip(sums, stacked, strict=True))
-
-
-def add_up(values: Tensor) -> Tensor:
-    """Add a tensor on the CPU to those of the other processes, in place."""
-    if world_size() > 1:
-        dist.all_reduce(values)
-    return values
 
 
 def largest(*values: float) -> tuple[float, ...]:

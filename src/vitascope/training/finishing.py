@@ -92,8 +92,7 @@ class Reporter(Protocol):
         """Write the report; returns its path."""
 
     def rewrite(self, run: Run, device: str) -> str:
-        """Draw the figures and write the report of a finished run that has none; returns the reason if
-        something could not be drawn."""
+        """Draw figures and report of a finished run without; returns the reason if something is missing."""
 
 
 def finish(trainer: Trainer, reporter: Reporter) -> TrainResult | PretrainResult:

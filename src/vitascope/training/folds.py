@@ -1,12 +1,10 @@
 """`train --folds`: from the runs of the folds to predictions of all images and to one model, an ensemble."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -111,8 +109,7 @@ def _train_members(
     begin: Callable[[TrainConfig], object],
     resume: Callable[[Run], object],
 ) -> None:
-    """Train the runs of the folds with these names, or finish them, one after another; they share the minutes
-    of `config`."""
+    """Train or finish the runs of these folds, one after another; they share the minutes of `config`."""
     minutes = config.optimization.minutes
     if minutes is not None:
         config = config.replace(minutes=minutes / len(run.members))
@@ -157,7 +154,7 @@ class CrossValidation:
     tested: Evaluation
 
     @classmethod
-    def of(cls, run: Run, images: ImageSet) -> CrossValidation:
+    def of(cls, run: Run, images: ImageSet) -> Self:
         """Read the predictions of finished runs.
 
         Raises:

@@ -9,15 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from vitascope.data.frames import DataFrame
 from vitascope.data.table_options import TableOptions
-from vitascope.training.options.groups import (
-    Architecture,
-    AugmentationOptions,
-    Balance,
-    Distillation,
-    ExecutionOptions,
-    Masking,
-    Optimization,
-)
+from vitascope.training.options import groups
 
 
 class ResumeKeywords(TypedDict, total=False):
@@ -109,13 +101,13 @@ class ResumeKeywords(TypedDict, total=False):
     keep_state: bool
     tracker: Literal["mlflow", "trackio", "wandb"] | None
     table: TableOptions
-    architecture: Architecture
-    optimization: Optimization
-    augmentation: AugmentationOptions
-    balance: Balance
-    distillation: Distillation
-    masking: Masking
-    execution: ExecutionOptions
+    architecture: groups.Architecture
+    optimization: groups.Optimization
+    augmentation: groups.AugmentationOptions
+    balance: groups.Balance
+    distillation: groups.Distillation
+    masking: groups.Masking
+    execution: groups.ExecutionOptions
 
 
 class TrainKeywords(ResumeKeywords, total=False):

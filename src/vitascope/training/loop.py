@@ -62,8 +62,7 @@ from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.training.whitening import TokenizerNorm, without_norms
 
 MEASURED_SECONDS, MOST_MEASURED = 0.5, 100
-"""Seconds that steps are measured for at most, if more than two fit in, and their largest number: two short
-steps say little."""
+"""Seconds of measuring steps at most, if two fit in, and their most: two short steps say little."""
 LEAST_PATIENCE = 20
 """Epochs without a lower validation loss before a run with a budget of minutes ends early."""
 RECORD_EVERY = 10
@@ -211,8 +210,7 @@ class Trainer:
         return validation, again * validation + whole * (len(test) + known)
 
     def _measured_step(self, *, small: bool = False) -> tuple[float, float]:
-        """Seconds of a training step, and of a forward pass per image; nothing changes. The first ones warm
-        up, and compile."""
+        """Seconds of a training step, and of a forward pass per image, after warming up; nothing changes."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         self.small, self.rate = small, 0.0  # a rate of zero updates no weight
         times: list[float] = []
@@ -304,7 +302,6 @@ class Trainer:
             self.best_weights.write()
 
     def _loop(self, progress: Progress, stop: Stop) -> None:
-        """All steps, with validations and checkpoints."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
         saved = clock = time.monotonic()
         if self.step > self.validated and self.schedule.validates(self.step):  # where a signal stopped it
@@ -352,7 +349,6 @@ class Trainer:
             )
 
     def _stop(self, signum: int, cause: BaseException | None = None) -> NoReturn:
-        """Save a checkpoint and raise `Interrupted`."""
         self.exchange.forget()
         self.save()
         self.checkpoint_writer.wait()
@@ -368,7 +364,6 @@ class Trainer:
             self._plan(progress)
 
     def _plan(self, progress: Progress) -> None:
-        """Tell the progress what is left."""
         schedule = self.schedule
         total = self._images_until(schedule.total(self.step))
         left = None if self.budget is None else self.budget.seconds - self.seconds
@@ -400,8 +395,7 @@ class Trainer:
         return loss
 
     def _check_step(self, loss: Tensor, batch: Batch, epoch: int) -> None:
-        """Check a step of a run that has diverged, before it changes a weight; record the first that is not
-        finite."""
+        """Check a step of a diverged run before it changes a weight; record the first that is not finite."""
         values = [loss, *(weight.grad for weight in self.module.parameters() if weight.grad is not None)]
         # Scaled gradients of fp16 that overflow are no fault: the scaler leaves the step out.
         finite = all(

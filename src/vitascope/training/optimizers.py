@@ -136,8 +136,7 @@ def orthogonal_updates(wholes: Sequence[Tensor], stacked: Sequence[int]) -> list
 
 
 def orthogonal(X: Tensor, size: float = 1.0) -> Tensor:
-    """Matrices (n, rows, columns), rows <= columns, with singular values of about `size`, by Newton-Schulz
-    iterations."""
+    """Matrices (n, rows, columns), rows <= columns, with singular values near `size`, by Newton-Schulz."""
     norms = torch.stack(torch._foreach_norm(X.unbind()))
     X = X / norms.clamp_min_(1e-7).view(-1, 1, 1)  # no singular value above 1
     a, b, c = COEFFICIENTS

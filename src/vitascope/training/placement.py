@@ -119,6 +119,5 @@ def compile_module(module: nn.Module) -> None:
 
 
 def eager_unless(compiles: bool) -> AbstractContextManager[None]:
-    """The context of a forward pass that runs eagerly where compiling does not pay: batches that are not full
-    have many sizes."""
+    """A context of passes that run eagerly where compiling does not pay: other batches have many sizes."""
     return nullcontext() if compiles else torch.compiler.set_stance("force_eager")

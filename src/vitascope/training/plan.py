@@ -6,8 +6,6 @@ function of all options by name and of the facts. What follows from the machine 
 plan is recorded; a run that is resumed, or gets more epochs, is the recorded plan with changes (`resume.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -29,19 +27,9 @@ from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.files import CheckpointError
 from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.models.weights.transfer import adapted
+from vitascope.training.options import recipes
 from vitascope.training.options.groups import UNSMOOTHED, Architecture, Classifies, Masking
-from vitascope.training.options.recipes import (
-    BUILT_IN,
-    FEW_TO_START,
-    FEW_TO_TUNE,
-    GROUP_OF,
-    NO_WEIGHTS,
-    TrainConfig,
-    check_named,
-    default_recipe,
-    flattened,
-    over_recipe,
-)
+from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
 from vitascope.training.schedule import small_size
 from vitascope.training.tasks.losses import LOSSES, Losses
@@ -85,8 +73,8 @@ class Request:
             UserError: options that contradict each other, or do nothing with the others.
         """
         if config is None:
-            named = flattened(options)
-            config = TrainConfig(**over_recipe(recipe, named))
+            named = recipes.flattened(options)
+            config = TrainConfig(**recipes.over_recipe(recipe, named))
             size = config.architecture.model or "a Vision Transformer"
             if recipe == "cnn" and config.weights is None and not size.startswith("resnet"):
                 raise UserError(
@@ -94,8 +82,8 @@ class Request:
                     "another one, or leave out the recipe"
                 )
             values = {name: config.option(name) for name in named}
-            if named.get("weights") == NO_WEIGHTS:  # not the built-in ones either
-                values["weights"] = NO_WEIGHTS
+            if named.get("weights") == recipes.NO_WEIGHTS:  # not the built-in ones either
+                values["weights"] = recipes.NO_WEIGHTS
             if "model_options" in named:
                 values["model_options"] = Architecture(model_options=named["model_options"]).model_options
         else:
@@ -108,11 +96,11 @@ class Request:
             config, recipe = config.replace(**options), "base"
             if any(since for since, _ in config.optimization.lengths[:1]):  # of a run that got more epochs
                 config = config.replace(lengths=())  # all in one go
-            values = {name: config.option(name) for name in GROUP_OF}
-        check_named(config, flattened(options))
+            values = {name: config.option(name) for name in recipes.GROUP_OF}
+        recipes.check_named(config, recipes.flattened(options))
         return cls(recipe=recipe, options=values, config=config)
 
-    def on(self, data: str) -> Request:
+    def on(self, data: str) -> Self:
         """The same request for other data."""
         config = self.config.replace(data=data)
         return dataclasses.replace(self, options={**self.options, "data": data}, config=config)
@@ -135,12 +123,12 @@ class Start:
     def usual(cls, request: Request, images: int, channels: int) -> Self:
         """The start without a comparison: few colour images start from the built-in model, unless a recipe, a
         teacher, other weights or options of a new model are named. `images` are all that are given."""
-        named, recipe = request.options, request.recipe or default_recipe(request.options)
-        of_model = {name: named[name] for name in named if GROUP_OF[name] == "architecture"}
-        random = Architecture(**of_model).names_model or named.get("weights") == NO_WEIGHTS
-        few = channels == 3 and images <= FEW_TO_START
+        named, recipe = request.options, request.recipe or recipes.default_recipe(request.options)
+        of_model = {name: named[name] for name in named if recipes.GROUP_OF[name] == "architecture"}
+        random = Architecture(**of_model).names_model or named.get("weights") == recipes.NO_WEIGHTS
+        few = channels == 3 and images <= recipes.FEW_TO_START
         if request.recipe is None and recipe == "small-data" and few and not random:
-            return cls(recipe=tuned(images), weights=BUILT_IN)
+            return cls(recipe=tuned(images), weights=recipes.BUILT_IN)
         return cls(recipe=recipe, weights=request.config.weights)
 
     def over(self, request: Request) -> dict[str, Any]:
@@ -150,12 +138,12 @@ class Start:
             named["bodies"] = ()
         if self.fits_head:
             named |= {"freeze": True, "steps": 0, "epochs": None, "minutes": None}
-        return over_recipe(self.recipe or request.recipe, named)
+        return recipes.over_recipe(self.recipe or request.recipe, named)
 
 
 def tuned(images: int) -> str:
     """The recipe that tunes the built-in model on so many images."""
-    return "finetune" if images <= FEW_TO_TUNE else "small-finetune"
+    return "finetune" if images <= recipes.FEW_TO_TUNE else "small-finetune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,7 +245,7 @@ class Plan:
         }
 
     @classmethod
-    def of_run(cls, run: Run, config: TrainConfig) -> Plan:
+    def of_run(cls, run: Run, config: TrainConfig) -> Self:
         """The recorded plan of a run, with its configuration; UserError for invalid options."""
         with options_of(run.config_file):
             for name in DECIDED:
@@ -446,8 +434,7 @@ DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")
 
 
 def _check_task(options: Options, facts: Facts) -> None:
-    """Reject options of the other task, a loss of other labels, a fitted head with class weights, and a
-    frozen body of random features."""
+    """Reject options of another task or kind of labels, weights of a fitted head, a frozen random body."""
     if options["steps"] == 0 and (options["class_weights"] or options["sampling"] == "balanced"):
         raise UserError(
             "steps=0 fits a head that counts all images alike: leave out class_weights and sampling, or set "

@@ -1,7 +1,5 @@
 """The results of finished runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +32,7 @@ class RunResult:
     url: str | None = None
     """Of a run in a store, where it is there."""
 
-    def to_dataframe(self) -> pandas.DataFrame:
+    def to_dataframe(self) -> "pandas.DataFrame":
         """The metrics of the run, one row per epoch; UserError without pandas."""
         return data_frame(Run(self.run).records("epoch")).drop(columns="kind").set_index("epoch")
 

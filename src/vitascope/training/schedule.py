@@ -1,10 +1,9 @@
 """The length of a run in steps, the share of it that is over, the learning rate, and a budget of time."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import math
+from typing import Self
 
 from vitascope.models.config import ViTConfig
 from vitascope.models.sizes import ModelConfig
@@ -47,9 +46,8 @@ class Schedule:
     @classmethod
     def of(
         cls, options: Optimization, batch_size: int, steps_per_epoch: int, *, epochs_per_validation: int = 1
-    ) -> Schedule:
-        """The schedule of recorded `lengths`, of `steps`, or of `epochs`; with `minutes`, of one step, until
-        the speed is measured."""
+    ) -> Self:
+        """The schedule of recorded `lengths`, `steps` or `epochs`; of `minutes`, one step until measured."""
         steps = options.steps
         if steps is None:
             steps = (options.epochs or 0) * steps_per_epoch or 1
@@ -72,7 +70,7 @@ class Schedule:
         """The steps of the schedule, before any correction."""
         return self.lengths[0][1] - self.begun
 
-    def correct(self, step: int, total: int) -> Schedule:
+    def correct(self, step: int, total: int) -> Self:
         """The same schedule until `step`, and a length of `total` steps from there on."""
         before = tuple(pair for pair in self.lengths if pair[0] < step)
         return dataclasses.replace(self, lengths=(*before, (step, total)))

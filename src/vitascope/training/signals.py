@@ -1,7 +1,5 @@
 """SIGINT and SIGTERM: stop after the current step, or stop work that can be repeated."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import threading
@@ -69,7 +67,7 @@ def until_stopped(items: Iterator[T], stop: Stop) -> Iterator[T]:
 
 
 @contextmanager
-def stopped_at_once(run: Run) -> Iterator[None]:
+def stopped_at_once(run: "Run") -> Iterator[None]:
     """Turn SIGINT and SIGTERM into `Interrupted`, for work that a later command repeats from its start."""
     stop = Stop()
     try:

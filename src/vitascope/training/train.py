@@ -146,8 +146,7 @@ def _created(request: Request, splits: Splits, start: Start, *, keep_data: bool)
 
 
 def _trainer(run: Run, parts: Opened, device: torch.device, started: float) -> Trainer:
-    """The trainer of a new run, and the records that make its folder complete; where this fails, the folder
-    is removed."""
+    """The trainer and the records of a new run; where this fails, its folder is removed."""
     config = parts.plan.config
     try:
         with explaining_memory():  # as a UserError

@@ -229,3 +229,13 @@ def test_no_field_of_the_state_is_missing_where_there_is_one_picture_or_none(tmp
         session = session_of(tmp_path / str(count), count=count)
         assert set(session.state()) == fields
         assert session.pictures("next", 12)["total"] == count
+
+
+def test_a_name_that_no_table_can_have_is_unreadable(tmp_path: Path) -> None:
+    names = [str(tmp_path / "a.png"), str(tmp_path / "\udcff.png")]
+    session = Session(names, names, LabelTable(tmp_path / "labels.csv"))
+    assert [picture["id"] for picture in session.pictures("next", 9)["pictures"]] == [0]
+    with pytest.raises(UserError, match="not UTF-8"):
+        session.decide({0: ("cat",), 1: ("cat",)})
+    assert session.state()["unreadable"] == 1
+    assert not saved(tmp_path)

@@ -69,8 +69,7 @@ _hook: ContextVar[Callable[[], None] | None] = ContextVar("hook", default=None)
 
 @contextmanager
 def before_each_forward(hook: Callable[[], None]) -> Iterator[None]:
-    """Call a function before each forward pass of the methods in this thread or task; its exceptions end
-    them."""
+    """Call a function before each forward pass of methods in this thread or task; its exceptions end them."""
     token = _hook.set(hook)
     try:
         yield

@@ -46,8 +46,7 @@ def fitted(name: str, inches: float, size: float) -> str:
 
 
 def text_width(line: str, size: float) -> float:
-    """The width of a line in inches, at a font size in points; estimated where matplotlib's own font has no
-    letter."""
+    """A line's width in inches, at a font size in points; estimated where matplotlib's font has no letter."""
     return sum(_advance(letter) for letter in line) * size / 72
 
 

@@ -3,8 +3,6 @@
 Each map is a PNG, whole or absent, that also contains its numbers, so the folder needs no other state.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json
@@ -12,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
@@ -73,14 +71,14 @@ class _Map:
         return np.frombuffer(base64.b64decode(self.heat), np.float32).reshape(self.grid)
 
     @classmethod
-    def read(cls, path: Path) -> _Map | None:
+    def read(cls, path: Path) -> Self | None:
         """The numbers of an existing map; None for anything else."""
         if path.is_file():  # to open a named pipe would wait for its writer
             with suppress(*_OTHER_PNG), Image.open(path) as image:
                 return cls(**json.loads(image.text[_RECORD])) if isinstance(image, PngImageFile) else None
         return None
 
-    def suits(self, model: VisionModel, others: list[_Map]) -> bool:
+    def suits(self, model: VisionModel, others: "list[_Map]") -> bool:
         """Whether the classes are the model's, and the grid is equal to the one of its other maps."""
         grids = {tuple(other.grid) for other in [*others[:1], self]}
         return max(self.predicted, self.explained) < model.config.num_classes and len(grids) == 1

@@ -1,10 +1,8 @@
 """Pictures to look at: the model's part bright or under its heatmap, and what the crop leaves out dimmed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +31,12 @@ class Picture:
     """Its part that is the model's input."""
 
     @classmethod
-    def whole(cls, pixels: Uint8Array) -> Picture:
+    def whole(cls, pixels: Uint8Array) -> Self:
         """A picture, (H, W) or (H, W, 3), that the model sees all of."""
         return cls(pixels, (0, 0, pixels.shape[1], pixels.shape[0]))
 
     @classmethod
-    def of_channels(cls, pixels: Uint8Array, box: Box) -> Picture:
+    def of_channels(cls, pixels: Uint8Array, box: Box) -> Self:
         """A picture (C, H, W)."""
         return cls(to_picture(pixels), box)
 
@@ -52,7 +50,7 @@ class Picture:
         """In pixels."""
         return self.pixels.shape[1]
 
-    def enlarged(self, side: int = 256) -> Picture:
+    def enlarged(self, side: int = 256) -> "Picture":
         """The same, enlarged by a whole factor to at least `side` pixels, as room for a heatmap."""
         times = max(1, math.ceil(side / min(self.height, self.width)))
         if times == 1:
@@ -61,7 +59,7 @@ class Picture:
         left, top, right, bottom = (times * side for side in self.box)
         return Picture(pixels, (left, top, right, bottom))
 
-    def resized(self, height: int, width: int) -> Picture:
+    def resized(self, height: int, width: int) -> "Picture":
         """The same in another number of pixels."""
         if (height, width) == (self.height, self.width):
             return self
@@ -70,7 +68,7 @@ class Picture:
         left, top, right, bottom = self.box
         return Picture(pixels, (left * x, top * y, right * x, bottom * y))
 
-    def shrunk(self, side: int) -> Picture:
+    def shrunk(self, side: int) -> "Picture":
         """The same with at most `side` pixels on its longer side."""
         scale = min(1.0, side / max(self.height, self.width))
         return self.resized(max(1, round(self.height * scale)), max(1, round(self.width * scale)))

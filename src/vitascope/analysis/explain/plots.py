@@ -1,7 +1,5 @@
 """Figures of explanations, from arrays, with matplotlib's object interface: no global state, no window."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -98,7 +96,7 @@ class Caption:
             return INK
         return RIGHT if self.truth == self.guess else WRONG
 
-    def lines(self) -> list[CaptionLine]:
+    def lines(self) -> "list[CaptionLine]":
         """The lines in the colour of the caption."""
         confidence = "" if self.confidence is None else f" {self.confidence:.0%}"
         lines = [CaptionLine(name=self.guess, after=confidence, colour=self.colour)] if self.guess else []
@@ -258,7 +256,7 @@ def frame_patches(axes: Axes, which: npt.NDArray[np.bool_], colour: str, box: Bo
 
 
 def draw_explanation(
-    picture: Picture, heatmap: FloatArray, title: str, note: str = "", evidence: Evidence | None = None
+    picture: Picture, heatmap: FloatArray, title: str, note: str = "", evidence: "Evidence | None" = None
 ) -> Figure:
     """A picture beside itself under its heatmap (gh, gw), a note across it, and the evidence for it."""
     columns = 2 if evidence is None else 3
@@ -274,7 +272,7 @@ def draw_explanation(
     return figure
 
 
-def _draw_evidence(axes: Axes, evidence: Evidence) -> None:
+def _draw_evidence(axes: Axes, evidence: "Evidence") -> None:
     """The deletion curve of a map, over the middle 95% and the mean of the curves of random maps."""
     x, random = 100 * evidence.shares, 100 * evidence.random
     low, high = np.quantile(random, (0.025, 0.975), axis=0)
@@ -289,8 +287,7 @@ def _draw_evidence(axes: Axes, evidence: Evidence) -> None:
 def draw_explanations(
     picture: Picture, heatmaps: Mapping[str, FloatArray], title: str, notes: Mapping[str, str] | None = None
 ) -> Figure:
-    """A picture, and the same picture under each heatmap (gh, gw), by the method's name, with a note across
-    those that have one."""
+    """A picture, and the same under each heatmap (gh, gw), by the method's name, some with a note across."""
     panels = {"picture": dimmed(picture)}
     panels |= {name: overlay(picture.enlarged(), heatmap) for name, heatmap in heatmaps.items()}
     rows = math.ceil(len(panels) / 4)

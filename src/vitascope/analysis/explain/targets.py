@@ -132,8 +132,7 @@ def as_classes(target: TargetLike, config: ModelConfig, logits: Tensor) -> Class
 
 
 def score_gradient(model: VisionModel, states: Tensor, pooled: Tensor, target: TargetLike) -> Tensor:
-    """The gradient of the target's score with respect to the states that the pooled features (B, D) follow
-    from."""
+    """The gradient of the target's score by the states that the pooled features (B, D) follow from."""
     logits = model.head(pooled)
     score = as_target(target, model.config, logits).score(pooled, logits)
     return torch.autograd.grad(score.sum(), states)[0]

@@ -118,7 +118,7 @@ def fit_labels(
         seed: of the folds.
     """
     if not _differ(targets):
-        same = f"all {counted(len(targets), 'label')} are the same: label pictures of another class"
+        same = f"{counted(len(targets), 'label')} of one class: label pictures of another class"
         return LabelFit(reason=same if len(targets) else "no picture is labelled yet")
     order = _reproducible(features[rows], targets)
     known, labels = rows[order], targets.take(order)

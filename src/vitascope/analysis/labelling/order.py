@@ -73,7 +73,7 @@ def next_pictures(
     chosen = order[typical(unit[order], min(few, count), unit[every[has_label[every]]], seed)]
     nearest = np.argmax(unit[order] @ unit[chosen].T, axis=1) if len(chosen) else np.arange(0)
     sizes = np.bincount(nearest, minlength=len(chosen)).tolist()
-    reasons = [f"typical of {counted(size, 'picture')}" for size in sizes]
+    reasons = [f"typical of {counted(max(size, 1), 'picture')}" for size in sizes]  # 0 of equal ones
     others = order[~np.isin(order, chosen)]
     if margins is not None and len(chosen) < count:
         others = others[unsure(unit[others], margins[others], count - len(chosen), seed)]

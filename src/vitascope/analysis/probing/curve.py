@@ -218,15 +218,8 @@ def _errors(
             fitted = classifier.fit(features[some], targets.take(some))
             (held_out[held],) = fitted.probabilities(features[held])
             sizes.append(len(some))
-        errors.append(1 - _qualities(division, held_out, weights))
+        errors.append(1 - targets.weighted_qualities(held_out, weights))
     return float(np.mean(sizes)), np.mean(errors, axis=0)
-
-
-def _qualities(
-    division: Division, probabilities: npt.NDArray[np.float32], weights: npt.NDArray[np.int32]
-) -> Floats:
-    """The accuracy or mAP of probabilities (N, K), weights (N, 1 + B): (1 + B,)."""
-    return division.targets.weighted_qualities(probabilities, weights)
 
 
 def _resampled(sets: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int32]:

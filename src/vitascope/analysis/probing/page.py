@@ -1,7 +1,5 @@
 """`probe.html`: the comparison of a probe, its learning curve, and what is hard, on one page."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -182,7 +180,7 @@ def _hard(selection: ProbeSelection) -> dict[str, Any] | None:
     }
 
 
-def _hardest(targets: Targets, held_out: Floats) -> list[ClassExamples]:
+def _hardest(targets: Targets, held_out: Floats) -> "list[ClassExamples]":
     """The examples of the classes whose images have the lowest mean probability of their class."""
     means = {
         targets.class_names[k]: held_out[images, k].mean()
@@ -236,6 +234,5 @@ def class_examples(targets: Targets, probabilities: Probabilities, count: int = 
 
 
 def confused(targets: Targets, probabilities: Probabilities, count: int = 10) -> list[ClassPair]:
-    """At most `count` pairs of a class of images and the class that is predicted instead, the most frequent
-    first."""
+    """At most `count` pairs of a class and one that is predicted instead, the most frequent first."""
     return targets.confused(targets.answers(probabilities), count)

@@ -1,7 +1,5 @@
 """`probe`: from bodies and labelled images to the best classifier on frozen features, as a finished run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shlex
@@ -43,13 +41,7 @@ from vitascope.models.weights.identification import reject_model
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.models.weights.transfer import check_single
 from vitascope.storage import explaining_failure
-from vitascope.training.evaluation.calibrate import (
-    CalibrationResult,
-    cross_fitted,
-    images_to_know,
-    novelties_of,
-    trust_of,
-)
+from vitascope.training.evaluation import calibrate
 from vitascope.training.evaluation.calibration import Temperature, mean_loss, sharpness
 from vitascope.training.evaluation.measure import Evaluation, data_frame, html_table
 from vitascope.training.linear.classifiers import Floats
@@ -82,7 +74,7 @@ class ProbeResult:
     """Of the best one, with the forecast for more labels."""
     evaluation: Evaluation
     """Of the model, on the test images."""
-    calibration: CalibrationResult | None
+    calibration: calibrate.CalibrationResult | None
     """What it knows about its answers, by cross-validation; None where an image may have several classes."""
     lines: list[str]
     """For each body, the number of representations and the time for their features."""
@@ -97,7 +89,7 @@ class ProbeResult:
         """The classifier of the highest cross-validated accuracy, or mAP."""
         return self.selection.best
 
-    def to_dataframe(self) -> pandas.DataFrame:
+    def to_dataframe(self) -> "pandas.DataFrame":
         """All scores as text, one row each, the best first; UserError without pandas."""
         return data_frame(dict(zip(SCORES_HEAD, zip(*self.selection.rows(), strict=True), strict=True)))
 
@@ -284,7 +276,7 @@ class _Comparison:
     body: Body
     model: VisionModel
     evaluation: Evaluation
-    calibration: CalibrationResult | None
+    calibration: calibrate.CalibrationResult | None
     """Where one class applies."""
     lines: list[str]
     """One about each body."""
@@ -438,15 +430,17 @@ def _model(score: ProbeScore, body: Body, config: ModelConfig, truth: Targets) -
 
 def _calibrated(
     model: VisionModel, selection: ProbeSelection, known: ImageSet, compute: Compute
-) -> CalibrationResult:
+) -> calibrate.CalibrationResult:
     """Set what the model knows about its answers, by cross-validation; its head has its temperature."""
     score, targets = selection.linear, selection.train.targets
     factor = sharpness(targets, targets.logits(score.held_out))
     temperature = Temperature(np.full(len(targets.class_names), 1 / factor), len(targets), out_of_fold=True)
     held_out = targets.sharpened(score.held_out, factor)
-    some = images_to_know(known)
+    some = calibrate.images_to_know(known)
     features = torch.from_numpy(score.candidate.train[some])
-    likeness = cross_fitted(features, targets.labels[some], selection.folds[some])
+    likeness = calibrate.cross_fitted(features, targets.labels[some], selection.folds[some])
     engine = TorchEngine(model, precision="fp32", device=compute.device)
-    model.trust = trust_of(temperature, held_out, targets.labels, likeness)
-    return CalibrationResult(temperature, model.trust.lacks(), novelties_of(engine, likeness))
+    model.trust = calibrate.trust_of(temperature, held_out, targets.labels, likeness)
+    return calibrate.CalibrationResult(
+        temperature, model.trust.lacks(), calibrate.novelties_of(engine, likeness)
+    )

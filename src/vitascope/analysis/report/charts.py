@@ -306,8 +306,7 @@ def draw_risk_coverage(measured: RiskCoverage, *, new: NewFigure = new_figure) -
 
 
 def extreme_classes(score: LabelScore) -> tuple[list[int], list[int]]:
-    """The classes of the lowest and of the highest average precision, `EXTREMES` each; all of a few are among
-    the former."""
+    """The classes of the lowest and of the highest average precision, `EXTREMES` each; if few, the former."""
     ascending = score.ascending.tolist()
     if len(ascending) <= 2 * EXTREMES:
         return ascending, []

@@ -8,21 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.analysis.explain.lettering import short
-from vitascope.analysis.report.charts import (
-    MAX_CLASSES,
-    CalibrationWords,
-    draw_calibration,
-    draw_confusion,
-    draw_risk_coverage,
-)
+from vitascope.analysis.report import charts, thumbnails
 from vitascope.analysis.report.page import blank_figure, embedded, sure
-from vitascope.analysis.report.thumbnails import (
-    Pixels,
-    attention_over,
-    evidence_over,
-    name_of_image,
-    read_pictures,
-)
 from vitascope.data.measures import FEW, ClassPair, calibration, surest, wilson_interval, worst_pairs
 from vitascope.data.splits import OUT_OF_FOLD, ImageSet
 from vitascope.language import say
@@ -56,7 +43,7 @@ def classification(
     return {
         "classes": _classes(predictions, confusion),
         "confusion": _confusion(predictions, confusion, pairs, paired, pictures),
-        "calibration": calibrated(predictions.confidences, predictions.correct, CalibrationWords())
+        "calibration": calibrated(predictions.confidences, predictions.correct, charts.CalibrationWords())
         | {"fitted": predictions.fitted}
         if len(predictions.labels) >= FEW
         else None,
@@ -75,7 +62,7 @@ def pictures_of(
     if images is None:
         return {}
     indices = {place: int(predictions.indices[place]) for place in places}
-    pictures = read_pictures(images, indices.values(), model)
+    pictures = thumbnails.read_pictures(images, indices.values(), model)
     return {place: pictures[index] for place, index in indices.items() if index in pictures}
 
 
@@ -90,15 +77,15 @@ def pictured(
     """The part that sections of single images share: the images' names, and pictures beside the same pictures
     under attention, or under the evidence for `classes`, one per prediction, by their description."""
     shown = {place: pictures[place] for place in places if place in pictures}
-    maps: dict[str, dict[int, Pixels]] = {
-        text: evidence_over(model, shown, {place: int(indices[place]) for place in shown})
+    maps: dict[str, dict[int, thumbnails.Pixels]] = {
+        text: thumbnails.evidence_over(model, shown, {place: int(indices[place]) for place in shown})
         for text, indices in (classes or {}).items()
     }
     if classes is None:
-        maps[say("the same image under its attention")] = attention_over(model, shown)
+        maps[say("the same image under its attention")] = thumbnails.attention_over(model, shown)
     listed = [
         {
-            "name": name_of_image(images, int(predictions.indices[place]))
+            "name": thumbnails.name_of_image(images, int(predictions.indices[place]))
             if images is not None
             else say("{split} image {number}", split=predictions.split, number=predictions.indices[place]),
             "picture": pictures.get(place),
@@ -162,9 +149,9 @@ def _confusion(
     """The matrix, and images of the most confused pairs."""
     names, K, totals = predictions.class_names, len(predictions.class_names), confusion.sum(axis=1)
     matrix = None
-    if K <= MAX_CLASSES:
+    if K <= charts.MAX_CLASSES:
         alt = f"Confusion matrix of {K} classes: {np.trace(confusion)} of {confusion.sum()} correct"
-        draw = partial(draw_confusion, confusion, names, new=blank_figure)
+        draw = partial(charts.draw_confusion, confusion, names, new=blank_figure)
         matrix = embedded(draw, "confusion", alt, per_inch=88, least=0.75)
     cards = []
     for pair, (wrong, right) in zip(pairs, paired, strict=False):
@@ -198,7 +185,10 @@ def _trust(predictions: Predictions, trust: Trust | None) -> dict[str, Any]:
         "measured": measured,
         "fitted": predictions.fitted,
         "drawing": embedded(
-            partial(draw_risk_coverage, measured.risk, new=blank_figure), "risk", "wrong answers", width=620
+            partial(charts.draw_risk_coverage, measured.risk, new=blank_figure),
+            "risk",
+            "wrong answers",
+            width=620,
         ),
         "familiar": FAMILIAR,
         "temperature": None,
@@ -252,11 +242,11 @@ def _share(part: int | np.int64, total: int | np.int64) -> tuple[str, str]:
 
 
 def calibrated(
-    confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], words: CalibrationWords
+    confidences: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], words: charts.CalibrationWords
 ) -> dict[str, Any]:
     """Confidences (n,) beside the share that is right, (n,), in all and by bins."""
     measured = calibration(confidences, right)
-    draw = partial(draw_calibration, measured, words, new=blank_figure)
+    draw = partial(charts.draw_calibration, measured, words, new=blank_figure)
     return {
         "words": words,
         "confidence": float(confidences.mean(dtype=np.float64)),

@@ -1,13 +1,11 @@
 """Several runs side by side: their options, results, and paired tests on the same images."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -57,7 +55,7 @@ class ComparedRun:
     """FLOPs of one image's forward pass; a multiply-add counts as 2."""
 
     @classmethod
-    def read(cls, run: Run, name: str) -> ComparedRun:
+    def read(cls, run: Run, name: str) -> Self:
         """Read a run folder; a broken file is a `UserError`."""
         tests, predictions = run.records("test"), run.predictions if run.finished else None
         model = run.model_folder if run.finished else run.best
@@ -201,7 +199,7 @@ class RunComparison:
     """The other tested classifiers beside the best one."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> RunComparison:
+    def of(cls, runs: Sequence[Run]) -> Self:
         """Compare opened runs; errors as `compare`."""
         if not 2 <= len(runs) <= MAX_RUNS or len({run.path.resolve() for run in runs}) < len(runs):
             named = ", ".join(run.ref for run in runs) or "none"
@@ -333,7 +331,6 @@ def _differences(records: Sequence[Mapping[str, Any]], left_out: set[str]) -> di
 
 
 def _set(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are set."""
     return {name: value for name, value in options.items() if value not in (None, [], {})}
 
 

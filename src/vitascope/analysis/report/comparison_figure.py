@@ -9,14 +9,7 @@ from matplotlib.lines import Line2D
 
 from vitascope.analysis.explain.lettering import short
 from vitascope.analysis.explain.plots import new_figure, save_figure
-from vitascope.analysis.report.charts import (
-    RUN_COLOURS,
-    RUN_STYLES,
-    Curve,
-    curve_title,
-    kept_place,
-    plot_runs,
-)
+from vitascope.analysis.report import charts
 from vitascope.analysis.report.comparison import RunComparison, seed_group
 from vitascope.arguments import checked
 from vitascope.storage import explaining_failure, make_folder, replacing
@@ -66,7 +59,7 @@ def write_comparison(comparison: RunComparison, folder: str | os.PathLike[str]) 
     return [text, figure]
 
 
-def draw_comparison(curves: Sequence[Curve]) -> Figure:
+def draw_comparison(curves: Sequence[charts.Curve]) -> Figure:
     """The validation curves of all runs: by epoch above, by training time or step below."""
     recorded = {name for curve in curves for name in curve.epochs[0]}
     measures = ("loss", "map" if "val_map" in recorded else "accuracy")
@@ -77,8 +70,8 @@ def draw_comparison(curves: Sequence[Curve]) -> Figure:
     grid = figure.subplots(len(rows), len(names), squeeze=False)
     for row, by in zip(grid, rows, strict=True):
         for axes, name in zip(row, names, strict=True):
-            plot_runs(axes, curves, name, by)
-            axes.set_title(f"validation {curve_title(name, names)}")
+            charts.plot_runs(axes, curves, name, by)
+            axes.set_title(f"validation {charts.curve_title(name, names)}")
     kinds = {(curve.colour, curve.style): curve.label for curve in curves}
     lines = [Line2D([], [], color=colour, linestyle=style) for colour, style in kinds]
     labels = [f" {label}" for label in kinds.values()]  # one that begins with _ would be left out
@@ -86,7 +79,7 @@ def draw_comparison(curves: Sequence[Curve]) -> Figure:
     return figure
 
 
-def curves_of(comparison: RunComparison) -> list[Curve]:
+def curves_of(comparison: RunComparison) -> list[charts.Curve]:
     """The curves of the runs with at least one epoch; runs that differ in their seed only share a colour."""
     groups: dict[str, list[str]] = {}
     for run in comparison.runs:
@@ -94,8 +87,10 @@ def curves_of(comparison: RunComparison) -> list[Curve]:
     curves = []
     for run in comparison.runs:
         key = seed_group(run.run)
-        style, colour = divmod(list(groups).index(key), len(RUN_COLOURS))
+        style, colour = divmod(list(groups).index(key), len(charts.RUN_COLOURS))
         if run.epochs:
-            label, kept = short(", ".join(groups[key]), 40), kept_place(run.run, run.epochs)
-            curves.append(Curve(label, run.epochs, kept, RUN_COLOURS[colour], RUN_STYLES[style]))
+            label, kept = short(", ".join(groups[key]), 40), charts.kept_place(run.run, run.epochs)
+            curves.append(
+                charts.Curve(label, run.epochs, kept, charts.RUN_COLOURS[colour], charts.RUN_STYLES[style])
+            )
     return curves

@@ -127,8 +127,7 @@ def choose_shown(
 
 
 def draw_masked_patches(run: Run, pictures: PatchPictures) -> dict[str, Path]:
-    """Draw the figure of masked patch prediction, `masked`; returns its path by its name. In the row "given",
-    the corrupted patches are marked."""
+    """Draw the figure `masked`; returns its path by its name. Corrupted patches are marked in "given"."""
     rows, hidden, replaced, kept = pictures
     n = len(hidden)
     title = "Masked patch prediction: what was there?"

@@ -9,14 +9,7 @@ import numpy.typing as npt
 from vitascope.analysis.report.charts import EXTREMES, PAIR_WORDS, draw_precision_recall, extreme_classes
 from vitascope.analysis.report.classification import WORST_CLASSES, calibrated, pictured, pictures_of
 from vitascope.analysis.report.page import blank_figure, embedded, sure
-from vitascope.data.label_measures import (
-    CLASSES_HEAD,
-    ESTIMATES_HEAD,
-    LabelScore,
-    mistake_confidences,
-    pairs_confused,
-    pairs_together,
-)
+from vitascope.data import label_measures
 from vitascope.data.measures import surest
 from vitascope.data.splits import ImageSet
 from vitascope.language import say
@@ -38,10 +31,10 @@ def labels(
 ) -> dict[str, dict[str, Any] | None]:
     """Values of the sections by anchor; `images` is the split of the predictions, if it is found."""
     score, labelled = predictions.score, predictions.targets.rows >= 0
-    assert isinstance(score, LabelScore)
+    assert isinstance(score, label_measures.LabelScore)
     return {
         "measures": {
-            "head": list(map(say, ESTIMATES_HEAD)),
+            "head": list(map(say, label_measures.ESTIMATES_HEAD)),
             "rows": [_said((say(name), *cells)) for name, *cells in score.rows()],
             "fitted": predictions.fitted,
         },
@@ -55,12 +48,12 @@ def labels(
     }
 
 
-def _classes(predictions: Predictions, score: LabelScore) -> dict[str, Any]:
+def _classes(predictions: Predictions, score: label_measures.LabelScore) -> dict[str, Any]:
     """The measures of each class, the lowest average precision first."""
     rows = list(map(_said, score.class_rows(predictions.class_names)))
     absent = len(predictions.class_names) - len(rows)
     return {
-        "head": list(map(say, CLASSES_HEAD)),
+        "head": list(map(say, label_measures.CLASSES_HEAD)),
         "rows": rows[:WORST_CLASSES],
         "rest": rows[WORST_CLASSES:],
         "absent": absent,
@@ -74,7 +67,7 @@ def _said(row: tuple[str, ...]) -> tuple[str, ...]:
     return row[0], *(cell.replace(" to ", say(" to ")) for cell in row[1:])
 
 
-def _precision_recall(predictions: Predictions, score: LabelScore) -> dict[str, Any]:
+def _precision_recall(predictions: Predictions, score: label_measures.LabelScore) -> dict[str, Any]:
     """The curves of the worst and the best classes."""
     draw = partial(draw_precision_recall, predictions, score, new=blank_figure)
     _, best = extreme_classes(score)
@@ -89,7 +82,7 @@ def _pairs(predictions: Predictions) -> dict[str, Any]:
     names, truths, answers = predictions.class_names, predictions.labels, predictions.answers
     N, totals = len(truths), truths.sum(axis=0)
     together = []
-    for pair in pairs_together(truths, PAIRS):
+    for pair in label_measures.pairs_together(truths, PAIRS):
         i, j = pair.first, pair.second
         by_chance = totals[i] * totals[j] / N
         predicted = int((answers[:, i] & answers[:, j]).sum())
@@ -102,7 +95,7 @@ def _pairs(predictions: Predictions) -> dict[str, Any]:
             f"{pair.count:,}",
             f"{pair.count / totals[pair.first]:.1%}",
         )
-        for pair in pairs_confused(truths, answers, PAIRS)
+        for pair in label_measures.pairs_confused(truths, answers, PAIRS)
     ]
     return {"together": together, "confused": confused}
 
@@ -116,7 +109,9 @@ def _mistakes(
     mistaken = mistakes.any(axis=1)
     if not mistaken.any():
         return None
-    confidences = mistake_confidences(truths, np.where(mistakes, answers, truths), probabilities)
+    confidences = label_measures.mistake_confidences(
+        truths, np.where(mistakes, answers, truths), probabilities
+    )
     places = surest(confidences, mistaken, SHOWN).tolist()
     pictures = pictures_of(predictions, places, model, images)
     section = pictured(predictions, places, model, images, pictures)

@@ -9,13 +9,11 @@ from vitascope.analysis.report.classification import classification, noticed
 from vitascope.analysis.report.figures import draw_figures
 from vitascope.analysis.report.labels import labels
 from vitascope.analysis.report.page import render
-from vitascope.data.splits import ImageSet, Splits
+from vitascope.data.splits import Splits
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageError
-from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.loading import from_pretrained
 from vitascope.storage import explaining_failure, replacing
-from vitascope.training.run.predictions import Predictions
 from vitascope.training.run.run import Run
 
 log = logging.getLogger(__name__)
@@ -75,18 +73,12 @@ def rewrite_report(run: Run, *, data: str | None = None, device: str = "auto") -
         missing = f"the report has no pictures: {gone}" if gone else ""
         if splits is not None and not gone and run.finished and run.predictions is not None:
             try:
-                redraw_figures(run, run.predictions, splits.measured, device)
+                measured = splits.measured.subset(run.predictions.split, run.predictions.indices)
+                draw_figures(run, from_pretrained(run.path, device=device), measured, run.predictions)
             except ImageError as error:
                 missing = f"the figures were not drawn again: {error}"
         report = write_report(run, splits=splits, gone=gone, differs=differs, device=device)
         return report, missing
-
-
-def redraw_figures(run: Run, predictions: Predictions, images: ImageSet, device: str) -> None:
-    """Draw the figures of a finished classifier from its recorded predictions."""
-    model: VisionModel = from_pretrained(run.path, device=device)
-    measured = images.subset(predictions.split, predictions.indices)
-    draw_figures(run, model, measured, predictions)
 
 
 def _open_data(run: Run, data: str | None = None) -> tuple[Splits | None, str, str]:

@@ -29,7 +29,7 @@ import PIL
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from vitascope.cache import cache_folder, writing_to_cache
+from vitascope.cache import cache_folder, gigabytes, writing_to_cache
 from vitascope.data.contents import DIGEST
 from vitascope.errors import UserError
 from vitascope.storage import check_room, replacing, write_json
@@ -74,7 +74,7 @@ class FeatureCache:
         key = hashlib.sha256(json.dumps(self.made, sort_keys=True).encode()).hexdigest()[:32]
         self.root = cache_folder() / "features"
         self.folder = self.root / key
-        self.limit = _limit()
+        self.limit = gigabytes("VITASCOPE_FEATURES_GB", LIMIT_GB, 0, "0 for no cache")
         self._keeps = self.limit > 0
         self._waiting: list[tuple[Contents, Features]] = []
         self._since = 0.0
@@ -202,18 +202,6 @@ class FeatureCache:
                 os.utime(self.folder / MADE)
 
 
-def _limit() -> float:
-    """The limit in bytes."""
-    text = os.environ.get("VITASCOPE_FEATURES_GB", "")
-    try:
-        limit = float(text or LIMIT_GB)
-    except ValueError:
-        limit = -1.0
-    if not limit >= 0:  # so that NaN fails too
-        raise UserError(f"VITASCOPE_FEATURES_GB is a number of gigabytes, 0 for no cache, not {text!r}")
-    return limit * 1e9
-
-
 def _last_used(folder: Path) -> float:
     """When a key was used last, in seconds; one without its file is the first to go."""
     try:
@@ -261,8 +249,7 @@ def _checksum(contents: Contents, features: Features) -> int:
 
 
 def _open_chunk(path: Path) -> _Chunk | None:
-    """A file of this folder's key with its contents; None for one of another key, one that is damaged, or one
-    that is gone meanwhile."""
+    """A file of this folder's key with its contents; None for another key's, a damaged or a missing one."""
     try:
         with open(path, "rb") as file:
             start = 8 + int.from_bytes(

@@ -1,14 +1,12 @@
 """`embed`: the features of images of any number, in memory or in a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +17,8 @@ from vitascope._version import __version__
 from vitascope.arguments import check_value, checked
 from vitascope.data.all_images import AllImages, all_images
 from vitascope.data.datasets import stream_of_folder
+from vitascope.data.features import embedding_file
 from vitascope.data.features.cache import Features
-from vitascope.data.features.embedding_file import (
-    EmbeddingColumns,
-    OfImages,
-    Part,
-    check_out,
-    explaining_damage,
-    read_blocks,
-    read_columns,
-    read_features,
-    write_embeddings,
-)
 from vitascope.data.features.stream import BATCH_SIZE, BLOCK, FeatureRows, FeatureStream, Indices
 from vitascope.data.frames import DataFrame, data_place
 from vitascope.data.reading import Faults
@@ -70,7 +58,7 @@ Data = DataFrame | str | os.PathLike[str] | Sequence[ImageSource]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Embeddings(OfImages):
+class Embeddings(embedding_file.OfImages):
     """Features of N images, with what is known of each image, and of how they were made."""
 
     made: dict[str, Any]
@@ -81,7 +69,7 @@ class Embeddings(OfImages):
     """Why images could not be read, which are left out."""
     computed: int = 0
     """The number of images whose features were not in the cache."""
-    kept: tuple[EmbeddingColumns, Features] | Path
+    kept: tuple[embedding_file.EmbeddingColumns, Features] | Path
     """The images and their features, or the file that has them, which is read on first use."""
     count: int
     """N."""
@@ -90,9 +78,9 @@ class Embeddings(OfImages):
         return self.count
 
     @functools.cached_property
-    def columns(self) -> EmbeddingColumns:  # type: ignore[override]
+    def columns(self) -> embedding_file.EmbeddingColumns:  # type: ignore[override]
         """The names, labels and splits of the images; raises as `features`."""
-        return read_columns(self.kept)[0] if isinstance(self.kept, Path) else self.kept[0]
+        return embedding_file.read_columns(self.kept)[0] if isinstance(self.kept, Path) else self.kept[0]
 
     @functools.cached_property
     def features(self) -> Features:
@@ -101,7 +89,7 @@ class Embeddings(OfImages):
         Raises:
             UserError: a damaged file.
         """
-        features = read_features(self.kept) if isinstance(self.kept, Path) else self.kept[1]
+        features = embedding_file.read_features(self.kept) if isinstance(self.kept, Path) else self.kept[1]
         self._check_count(len(features))
         return features
 
@@ -115,7 +103,7 @@ class Embeddings(OfImages):
             yield from (self.features[start : start + BLOCK] for start in range(0, len(self), BLOCK))
             return
         count = 0
-        for features in read_blocks(self.kept, BLOCK):
+        for features in embedding_file.read_blocks(self.kept, BLOCK):
             count += len(features)
             yield features
         self._check_count(count)
@@ -141,7 +129,7 @@ class Embeddings(OfImages):
             raise UserError(f"{without:,} of {counted(len(self), 'image')} have no label: leave them out")
         return ClassIndices.of_names([(text,) for text in texts], names)
 
-    def subset(self, rows: npt.ArrayLike) -> Embeddings:
+    def subset(self, rows: npt.ArrayLike) -> "Embeddings":
         """Some of the images, by their indices or by a mask bool (N,)."""
         chosen = np.asarray(rows)
         return Embeddings.of_parts([(self.columns.subset(chosen), self.features[chosen])], self.made)
@@ -162,22 +150,22 @@ class Embeddings(OfImages):
             )
 
     @classmethod
-    def of_parts(cls, parts: Sequence[Part], made: dict[str, Any]) -> Embeddings:
+    def of_parts(cls, parts: Sequence[embedding_file.Part], made: dict[str, Any]) -> Self:
         """Join parts, at least one."""
-        columns = EmbeddingColumns.joined([columns for columns, _ in parts])
+        columns = embedding_file.EmbeddingColumns.joined([columns for columns, _ in parts])
         features = np.concatenate([features for _, features in parts])
         return cls(kept=(columns, features), made=made, count=len(columns))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Embeddings:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Open a file of `vitascope embed`.
 
         Raises:
             UserError: no such file, or another one.
         """
         path = Path(path)
-        columns, made = read_columns(path)
-        with explaining_damage(path):
+        columns, made = embedding_file.read_columns(path)
+        with embedding_file.explaining_damage(path):
             for name, kind in _MADE.items():
                 check_value(f"{path}: {name}", made[name], kind)
         return cls(made=made, kept=path, count=len(columns))
@@ -245,7 +233,7 @@ def embed(
     if ray is not None:
         assert out is not None
         check_local(Path(out))
-        check_out(Path(out))
+        embedding_file.check_out(Path(out))
         with connected(ray), left_as_it_was(model), _listed(data, table) as listed:
             place = model if isinstance(model, VisionModel) else os.fspath(model)  # type: ignore[arg-type]
             loop = RayLoop(place, compute.precision, compute.device)
@@ -253,7 +241,7 @@ def embed(
     output = None if out is None else Output(out, afresh=True)
     if output is not None:
         with output.named():
-            check_out(output.path)
+            embedding_file.check_out(output.path)
         if job_exists(output.path):
             folder = parts_folder(output.path)
             raise UserError(f"{folder} exists: continue it on Ray, remove it, or choose another file")
@@ -270,7 +258,7 @@ def embed(
             kept = "the features in the cache are kept" if compute.cache else "nothing is kept"
             advice = f"choose a file on another disk; {kept}"
             with output.named(), explaining_failure(output.path, "the features", advice):
-                count = write_embeddings(output.path, parts, len(everything), made)
+                count = embedding_file.write_embeddings(output.path, parts, len(everything), made)
             found = Embeddings(kept=output.path, made=made, count=count)
     found = dataclasses.replace(found, unreadable=stream.faults.left_out, computed=stream.computed)
     if output is not None:
@@ -333,12 +321,12 @@ def _embed_in_parts(
                 f"parts were computed in several precisions, {places}: name one, and choose another file"
             )
         (made["precision"],) = precisions
-        count = write_embeddings(out, _feature_parts(parts), parts.images, made)
+        count = embedding_file.write_embeddings(out, _feature_parts(parts), parts.images, made)
         done = sum(parts.count(part) - len(notes[part].faults) for part in now)
     return Embeddings(kept=out, made=made, count=count, unreadable=reasons, computed=done)
 
 
-def _feature_parts(parts: Parts) -> Iterator[Part]:
+def _feature_parts(parts: Parts) -> Iterator[embedding_file.Part]:
     """The features of all parts in order, up to `BLOCK` images at a time as one process writes them."""
     for part in range(len(parts)):
         results = parts.read(part)
@@ -346,7 +334,7 @@ def _feature_parts(parts: Parts) -> Iterator[Part]:
         features = np.frombuffer(results.rows, np.float32).reshape(len(texts) or 1, -1)
         for start in range(0, len(texts), BLOCK):
             names, *labels, splits = zip(*texts[start : start + BLOCK], strict=True)
-            columns = EmbeddingColumns(
+            columns = embedding_file.EmbeddingColumns(
                 images=np.array([str(source_at(name)) for name in names], np.str_),
                 labels=np.array(labels[0], np.str_) if labels else None,
                 splits=np.array(splits, np.str_),
@@ -405,7 +393,9 @@ def _made(stream: FeatureStream, everything: AllImages | ListedImages) -> dict[s
     }
 
 
-def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> Generator[Part, None, None]:
+def _parts(
+    stream: FeatureStream, everything: AllImages, *, in_memory: bool
+) -> Generator[embedding_file.Part, None, None]:
     total = len(everything)
     for rows in with_progress(stream):
         (features,) = rows.features
@@ -418,10 +408,10 @@ def _parts(stream: FeatureStream, everything: AllImages, *, in_memory: bool) -> 
         yield columns_of(everything, rows.indices), features
 
 
-def columns_of(everything: AllImages, indices: Indices) -> EmbeddingColumns:
+def columns_of(everything: AllImages, indices: Indices) -> embedding_file.EmbeddingColumns:
     """What is known of some images."""
     places, labels = indices.tolist(), everything.labels
-    return EmbeddingColumns(
+    return embedding_file.EmbeddingColumns(
         images=np.array([everything.names[index] for index in places], np.str_),
         labels=None if labels is None else np.array([escaped(labels[index]) for index in places], np.str_),
         splits=np.array([everything.splits[index] for index in places], np.str_),

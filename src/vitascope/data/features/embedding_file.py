@@ -4,8 +4,6 @@ Every format has `image` (text), `label` (text, where there are labels), `split`
 (N, D), and `made`, JSON that says how the features were made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util
@@ -15,13 +13,13 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from vitascope.data.features.cache import Features
-from vitascope.data.rows.cells import check_output, escaped, write_parquet
+from vitascope.data.rows.cells import check_absent, check_output, escaped, write_parquet
 from vitascope.errors import UserError
 from vitascope.models.weights.files import read_npz
 from vitascope.serialization import parse_json
@@ -58,7 +56,7 @@ class EmbeddingColumns:
         return len(self.images)
 
     @classmethod
-    def joined(cls, parts: Sequence[EmbeddingColumns]) -> EmbeddingColumns:
+    def joined(cls, parts: "Sequence[EmbeddingColumns]") -> Self:
         """The columns of parts, one after the other; at least one part."""
         labels = [part.labels for part in parts if part.labels is not None]
         return cls(
@@ -67,7 +65,7 @@ class EmbeddingColumns:
             splits=np.concatenate([part.splits for part in parts]),
         )
 
-    def subset(self, rows: npt.NDArray[Any]) -> EmbeddingColumns:
+    def subset(self, rows: npt.NDArray[Any]) -> "EmbeddingColumns":
         """Those of some of the images, by their indices or by a mask (N,)."""
         labels = None if self.labels is None else self.labels[rows]
         return EmbeddingColumns(images=self.images[rows], labels=labels, splits=self.splits[rows])
@@ -111,9 +109,7 @@ Part = tuple[EmbeddingColumns, Features]
 def check_out(out: Path) -> None:
     """Reject a file that cannot be written, or that exists."""
     check_output(out, FORMATS, "a file of features")
-    for path in (out, beside(out)) if out.suffix == ".npy" else (out,):
-        if path.exists():
-            raise UserError(f"{path} exists and is not overwritten; remove it, or choose another file")
+    check_absent(out, *([beside(out)] if out.suffix == ".npy" else []))
 
 
 def is_embedding_file(path: Path) -> bool:
@@ -137,8 +133,7 @@ def beside(out: Path) -> Path:
 
 
 def write_embeddings(out: Path, parts: Iterable[Part], total: int, made: Mapping[str, Any]) -> int:
-    """Write a new file from parts with `total` images at most, and return their number; the file is whole or
-    absent."""
+    """Write a new file from parts, `total` images at most; returns their number. It is whole or absent."""
     writer = {".npz": _write_npz, ".npy": _write_npy, ".parquet": _write_parquet}[out.suffix]
     return writer(out, _with_room(out, parts, total), dict(made))
 
@@ -289,13 +284,12 @@ def _checked(features: npt.NDArray[Any]) -> Features:
 @contextlib.contextmanager
 def explaining_damage(path: Path) -> Iterator[None]:
     """Turn whatever a damaged file, or another one, leads to into one line."""
-    if not path.exists():
-        raise UserError(f"{path}: no such file")
     try:
+        path.stat()
         yield
     except UserError:
         raise
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{error.filename or path}: no such file") from error
     except (
         *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, ImportError),

@@ -121,7 +121,6 @@ class FeatureStream:
                 yield batch, arrays
 
     def _check_finite(self, batch: PictureBatch[Indices], columns: Sequence[Features]) -> None:
-        """Reject features that are not finite."""
         for spec, features in zip(self.specs, columns, strict=False):
             wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
             if len(wrong):

@@ -5,8 +5,6 @@ is not a plain file (links, devices, sparse files) or has a duplicate name, or i
 more than its size or the room on the disk. A rejected archive leaves no files.
 """
 
-from __future__ import annotations
-
 import bz2
 import errno
 import gzip
@@ -68,7 +66,7 @@ def unpack(path: Path) -> Path:
     return target
 
 
-def _unpack_tar(path: Path, writer: _Writer) -> None:
+def _unpack_tar(path: Path, writer: "_Writer") -> None:
     with open_tar(path) as tar:
         for member in tar_members(tar, path):
             writer.admit(member.name, member.size, tar_fault(member))
@@ -76,7 +74,7 @@ def _unpack_tar(path: Path, writer: _Writer) -> None:
                 writer.write(member.name, tar_content(tar, member))
 
 
-def _unpack_zip(path: Path, writer: _Writer) -> None:
+def _unpack_zip(path: Path, writer: "_Writer") -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         for member in members:  # all are checked before one is written
@@ -90,7 +88,7 @@ def _unpack_zip(path: Path, writer: _Writer) -> None:
 class _Writer:
     """Writes an archive's members below a folder, after checking name, kind and size."""
 
-    def __init__(self, archive: Path, folder: Path, bar: tqdm[NoReturn]) -> None:
+    def __init__(self, archive: Path, folder: Path, bar: "tqdm[NoReturn]") -> None:
         self.archive = archive
         self.folder = folder
         self.bar = bar

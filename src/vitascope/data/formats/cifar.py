@@ -5,7 +5,6 @@ Archives are read member by member, in place.
 
 import dataclasses
 import io
-import pickle
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ from vitascope.data.splits import ImageSet, Inventory
 from vitascope.data.targets import ClassIndices
 from vitascope.errors import UserError
 from vitascope.models.decoding import ImageSource
+from vitascope.serialization import RestrictedUnpickler
 
 PIXELS = 3 * 32 * 32
 """Bytes of an image: the red plane, row by row, then the green, then the blue one."""
@@ -191,29 +191,20 @@ def _read_names(form: _Form, content: bytes, where: str) -> tuple[str, ...]:
 
 
 _ADMITTED = {
-    ("numpy.core.multiarray", "_reconstruct"),  # NumPy 1
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),  # bytes, up to protocol 2
+    "numpy.core.multiarray._reconstruct",  # NumPy 1
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "_codecs.encode",  # bytes, up to protocol 2
 }
 """The names in a pickled array of bytes."""
-
-
-class _Unpickler(pickle.Unpickler):
-    """Python's unpickler for the names of `_ADMITTED` alone: no other object can be reached or called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"the pickle refers to {f'{module}.{name}'[:200]!r}")
-        return super().find_class(module, name)
 
 
 def read_pickle(content: bytes, name: str) -> dict[str, Any]:
     """A pickled dictionary of plain values and arrays, written by Python 2 or 3, up to protocol 4; keys that
     are bytes become text. `name` stands in messages."""
     try:
-        values = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+        values = RestrictedUnpickler(io.BytesIO(content), _ADMITTED, encoding="latin1").load()
     except Exception as error:  # damaged pickles raise nearly any
         raise UserError(f"{name}: rejected: {error}") from error
     if not isinstance(values, dict):

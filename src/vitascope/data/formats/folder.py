@@ -343,7 +343,8 @@ def classes_in_names(
     if known is not None:
         others = [name for name in names if name not in known]
         return f"{listed(others)} are no classes of train" if others else {n: classes[n] for n in names}
-    if programs := [name for name in names if _first_word(name) in _NO_CLASSES]:
+    first_words = {name: re.split(r"[\W\d_]", name, maxsplit=1)[0].lower() for name in names}
+    if programs := [name for name in names if first_words[name] in _NO_CLASSES]:
         return f"their names are those that cameras and programs give: {listed(programs)}"
     if len(names) < 2:
         return f"their names have only one class, {names[0]!r}"
@@ -356,7 +357,3 @@ def classes_in_names(
             f"classes: {listed(few or names)}"
         )
     return {name: classes[name] for name in names}
-
-
-def _first_word(name: str) -> str:
-    return re.split(r"[\W\d_]", name, maxsplit=1)[0].lower()

@@ -4,8 +4,6 @@ Pictures stay encoded in the memory-mapped tables of the `datasets` library, and
 `preprocess.read_image` like all others. The library is an extra, imported when it is needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -109,7 +107,7 @@ class TableRows(LazySources):
     def at(self, index: int) -> TableRow:
         return TableRow(self.table, int(self.indices[index]), self.place)
 
-    def take(self, indices: npt.NDArray[np.int64]) -> TableRows:
+    def take(self, indices: npt.NDArray[np.int64]) -> "TableRows":
         return TableRows(self.table, self.indices[indices], self.place)
 
 

@@ -1,7 +1,5 @@
 """`index.json` and `samples.npz`, which `vitascope pack` writes beside its shards: what is where."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io
@@ -11,7 +9,7 @@ import tarfile
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +98,7 @@ class SamplePlaces:
         return hashlib.sha256(content.getvalue()).hexdigest()
 
     @classmethod
-    def read(cls, folder: AnyPath, index: Index) -> SamplePlaces:
+    def read(cls, folder: AnyPath, index: Index) -> Self:
         """The places that belong to an index; a UserError if they are damaged, or of other shards."""
         path = folder / SAMPLES
         content = member_content(path) if path.is_file() else b""

@@ -10,8 +10,6 @@ order a function of (seed, epoch). So a run resumes in mid-epoch, and processes 
 that order; no state of a stream is kept, and nothing is skipped by reading it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -187,7 +185,7 @@ class ShardMembers(LazySources):
         label = None if self.labels is None else int(self.labels[index])
         return ShardMember(file, name, int(self.offsets[index]), int(self.sizes[index]), label)
 
-    def take(self, indices: npt.NDArray[np.int64]) -> ShardMembers:
+    def take(self, indices: npt.NDArray[np.int64]) -> "ShardMembers":
         labels = None if self.labels is None else self.labels[indices]
         rows = (self.shards[indices], self.offsets[indices], self.sizes[indices], self.names[indices])
         return ShardMembers(self.files, *rows, labels)

@@ -125,7 +125,6 @@ def _labels(columns: dict[str, list[str]], options: TableOptions, place: Path) -
 
 
 def _splits(cells: Sequence[str], column: str, place: Path) -> list[str]:
-    """The split of each row."""
     meant = {cell: split_of(cell.strip()) for cell in set(cells) if cell.strip()}
     if others := sorted(cell.strip() for cell, split in meant.items() if split is None):
         raise UserError(
@@ -163,7 +162,6 @@ class LabelledRow(NamedTuple):
 def _rows(
     paths: list[str], labels: Labels | None, file: TableFile, roles: Roles, place: Path
 ) -> list[LabelledRow]:
-    """The rows of a table."""
     group, fold = (
         repeat(None) if name is None else table_labels.numbered(file.columns[name])
         for name in (roles.group, roles.fold)

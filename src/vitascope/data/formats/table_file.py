@@ -16,8 +16,7 @@ from vitascope.serialization import parse_json
 
 @dataclasses.dataclass(frozen=True)
 class TableFile:
-    """The names of all columns of a table, and the cells of some: text, empty for a missing value, JSON for a
-    list."""
+    """The names of all columns, and the cells of some: text, empty if missing, JSON for a list."""
 
     names: tuple[str, ...]
     columns: dict[str, list[str]]

@@ -29,6 +29,13 @@ def check_output(out: Path, endings: Sequence[str], kind: str) -> None:
         raise UserError(f"{out.parent}: no such folder")
 
 
+def check_absent(*files: Path) -> None:
+    """Reject files that exist."""
+    for file in files:
+        if file.exists():
+            raise UserError(f"{file} exists and is not overwritten; remove it, or choose another file")
+
+
 def column_names(labels: Sequence[str], others: Iterable[str]) -> tuple[str, ...]:
     """A name for each class's column, (K,): its label or, where another column has that name, with its index.
 

@@ -1,7 +1,5 @@
 """Parts computed on Ray: actors hold the model, and Ray Data gives each a part, and another if one dies."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging
@@ -219,7 +217,7 @@ def in_thread(function: Callable[[], None]) -> Future[None]:
     return future
 
 
-def rows_of(computed: Dataset, address: str) -> Iterator[dict[str, Any]]:
+def rows_of(computed: "Dataset", address: str) -> Iterator[dict[str, Any]]:
     """The rows of a data set of Ray, while the head at an address answers."""
     rows = queue.SimpleQueue[dict[str, Any]]()
 

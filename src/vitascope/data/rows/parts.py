@@ -13,8 +13,6 @@ So the state of 10^8 images in memory is one number per part, a lost process cos
 computing, and a later command continues with the parts that are absent.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
@@ -26,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from tqdm import tqdm
 
@@ -127,7 +125,7 @@ class Parts:
     @classmethod
     def create(
         cls, folder: Path, images: Iterable[Sequence[str]], *, batch_size: int, about: Mapping[str, Any]
-    ) -> Parts:
+    ) -> Self:
         """List the images of a new job, which are read once, in the folder.
 
         Raises:
@@ -154,7 +152,7 @@ class Parts:
         return parts
 
     @classmethod
-    def open(cls, folder: Path) -> Parts:
+    def open(cls, folder: Path) -> Self:
         """Open the parts of a job that was begun.
 
         Raises:

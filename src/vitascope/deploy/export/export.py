@@ -22,18 +22,9 @@ from vitascope.data.stored import as_pictures
 from vitascope.deploy.export.formats import EXPLAIN, FORMATS, WholeModel, check_path, move_beside, traced
 from vitascope.errors import UserError, check_choice
 from vitascope.models.decoding import ImageSource
+from vitascope.models.engines import runtimes
 from vitascope.models.engines.compute import Views
 from vitascope.models.engines.engine import TorchEngine
-from vitascope.models.engines.runtimes import (
-    HEATMAP,
-    INPUT_MODES,
-    VIEWS,
-    ExportedEngine,
-    InputMode,
-    first_line,
-    metadata_of,
-    sets_of,
-)
 from vitascope.models.heads import predicted, scores
 from vitascope.models.preprocess import Preprocess
 from vitascope.models.resnet_config import ResNetConfig
@@ -65,7 +56,7 @@ class ExportResult:
     """The file to open, and those beside it: OpenVINO's weights, or those of an ONNX file above 2 GB."""
     model: VisionModel
     """The model that was exported, on the CPU in float32."""
-    input: InputMode
+    input: runtimes.InputMode
     """`pictures` or `tensors`."""
     dynamic_resolution: bool
     """Whether it takes tensors of other sizes too."""
@@ -137,7 +128,7 @@ def export(
     path: str | os.PathLike[str] | None = None,
     *,
     format: str = "onnx",
-    input: InputMode = "pictures",
+    input: runtimes.InputMode = "pictures",
     dynamic_resolution: bool = False,
     images: ImageSource | Iterable[ImageSource] | None = None,
     features: bool = False,
@@ -170,7 +161,7 @@ def export(
             that is not installed, a picture that cannot be read, or outputs that differ.
     """
     check_choice("format", format, FORMATS)
-    check_choice("input", input, INPUT_MODES)
+    check_choice("input", input, runtimes.INPUT_MODES)
     if explain is not None:
         check_choice("explain", explain, EXPLAIN)
         if features and explain == "lens":
@@ -197,9 +188,9 @@ def export(
     ).eval()
     body_digest = TorchEngine(model, device="cpu").body_digest if features else ""
     trust = model.trust if views == 1 else None
-    metadata = metadata_of(model.config, preprocess, input, body_digest=body_digest, trust=trust)
-    metadata |= {} if explain is None else {HEATMAP: json.dumps(explain)}
-    metadata |= {} if views == 1 else {VIEWS: json.dumps(views)}
+    metadata = runtimes.metadata_of(model.config, preprocess, input, body_digest=body_digest, trust=trust)
+    metadata |= {} if explain is None else {runtimes.HEATMAP: json.dumps(explain)}
+    metadata |= {} if views == 1 else {runtimes.VIEWS: json.dumps(views)}
     decoded = [preprocess.whole_pixels(image) for image in sources]  # upright, in the model's colours
     pictures = [planes[0] if len(planes) == 1 else planes.transpose(1, 2, 0) for planes in decoded]
     make_folder(path.parent)
@@ -268,7 +259,7 @@ def evenly_spaced(items: Sequence[Item], most: int = COMPARED) -> list[Item]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def check_dynamic(model: VisionModel, input: InputMode, format: str) -> None:
+def check_dynamic(model: VisionModel, input: runtimes.InputMode, format: str) -> None:
     """Reject models and formats whose graph holds for one resolution only."""
     if input == "pictures":
         raise UserError("pictures are resized to the model's own size; other resolutions need input=tensors")
@@ -303,7 +294,10 @@ def check_agreement(found: Agreement, name: str) -> None:
 
 @torch.inference_mode()
 def compare_outputs(
-    engine: ExportedEngine, model: VisionModel, preprocess: Preprocess, pictures: Sequence[ImageSource]
+    engine: runtimes.ExportedEngine,
+    model: VisionModel,
+    preprocess: Preprocess,
+    pictures: Sequence[ImageSource],
 ) -> Agreement:
     """Compare an exported model with the model in torch, picture by picture; the first also twice at once."""
     classifies = engine.num_classes > 0
@@ -332,7 +326,7 @@ def compare_outputs(
 
 @torch.inference_mode()
 def compare_heatmaps(
-    engine: ExportedEngine,
+    engine: runtimes.ExportedEngine,
     model: VisionModel,
     preprocess: Preprocess,
     pictures: Sequence[ImageSource],
@@ -355,7 +349,7 @@ def heatmap_of(model: VisionModel, images: Tensor, method: str) -> Tensor:
 
 
 def inputs_of(
-    engine: ExportedEngine, preprocess: Preprocess, pictures: Sequence[ImageSource]
+    engine: runtimes.ExportedEngine, preprocess: Preprocess, pictures: Sequence[ImageSource]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each picture as the model and as an exported file take it: floats (1, C, h, w), uint8 (1, C, H, W)."""
     for picture in pictures:
@@ -399,7 +393,7 @@ def explained_in_one_line(name: str, format: str, dynamic_resolution: bool) -> I
         graph = "graph of dynamic resolution" if dynamic_resolution else "graph"
         way_out = "export without dynamic resolution, or try" if dynamic_resolution else "try"
         raise UserError(
-            f"{name}: {format} has no {graph} for this model ({first_line(reason)}); "
+            f"{name}: {format} has no {graph} for this model ({runtimes.first_line(reason)}); "
             f"{way_out} format {others}"
         ) from error
 
@@ -408,7 +402,7 @@ def usage(
     path: Path,
     preprocess: Preprocess,
     config: ModelConfig,
-    input: InputMode,
+    input: runtimes.InputMode,
     *,
     features: bool = False,
     explains: bool = False,
@@ -419,7 +413,7 @@ def usage(
     reads pictures as `data.decoding` does."""
     several = bool(config.decision_thresholds)
     keys = [] if features else ["class_names"] * bool(config.class_names) + ["thresholds"] * several
-    sets = {} if features or trust is None else sets_of(trust)
+    sets = {} if features or trust is None else runtimes.sets_of(trust)
     keys += ["sets"] * bool(sets)
     low, high = preprocess.levels or (0, '(65535 if picture.mode[0] == "I" else 1)')
     environment = Environment(undefined=StrictUndefined, trim_blocks=True)

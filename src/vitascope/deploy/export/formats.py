@@ -20,20 +20,11 @@ from vitascope.analysis.explain.heatmaps import to_unit
 from vitascope.analysis.explain.lens import read_patches
 from vitascope.analysis.explain.methods import METHODS
 from vitascope.analysis.explain.rollout import next_flow
+from vitascope.data.rows.cells import check_absent
 from vitascope.deploy.export.resampling import Resize
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
-from vitascope.models.engines.runtimes import (
-    INPUT,
-    SECTION,
-    ExportedEngine,
-    InputMode,
-    OnnxEngine,
-    OpenVinoEngine,
-    ProgramEngine,
-    importing,
-    outputs_of,
-)
+from vitascope.models.engines import runtimes
 from vitascope.models.ensemble import Ensemble
 from vitascope.models.heads import predicted, scores
 from vitascope.models.preprocess import Preprocess
@@ -64,7 +55,7 @@ class WholeModel(nn.Module):
         self,
         model: VisionModel,
         preprocess: Preprocess,
-        input: InputMode,
+        input: runtimes.InputMode,
         *,
         features: bool = False,
         explain: str | None = None,
@@ -146,7 +137,7 @@ class Format:
     """Suffixes of the files that may lie beside such a file and belong to it."""
     write: Callable[[ExportedProgram, Path, Mapping[str, str]], None]
     """Writes a traced `WholeModel` with its metadata."""
-    open: Callable[[Path], ExportedEngine]
+    open: Callable[[Path], runtimes.ExportedEngine]
     """Opens a file in its runtime, as exactly as that can compute."""
 
 
@@ -178,9 +169,7 @@ def check_path(path: Path, suffix: str, *beside: str) -> None:
     """Reject another suffix, and what exists; files of the suffixes `beside` belong to the new one."""
     if path.suffix != suffix:
         raise UserError(f"{path}: files of this format end in {suffix}: {path.with_suffix(suffix)}")
-    for file in (path.with_suffix(each) for each in (suffix, *beside)):
-        if file.exists():
-            raise UserError(f"{file} exists and is not overwritten; remove it, or choose another file")
+    check_absent(*(path.with_suffix(each) for each in (suffix, *beside)))
 
 
 def move_beside(folder: Path, target: Path) -> list[Path]:
@@ -206,7 +195,9 @@ def traced(module: WholeModel, preprocess: Preprocess, dynamic_resolution: bool 
         height, width = height + ph, width + 2 * pw  # at the model's own size, positions are not resampled
     example = torch.zeros(2, height, width, preprocess.channels, dtype=torch.uint8)
     with torch.no_grad(), silenced():
-        program = torch.export.export(module, (example,), dynamic_shapes={INPUT: sizes}, strict=False)
+        program = torch.export.export(
+            module, (example,), dynamic_shapes={runtimes.INPUT: sizes}, strict=False
+        )
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names folders of this machine
     return program
@@ -214,7 +205,7 @@ def traced(module: WholeModel, preprocess: Preprocess, dynamic_resolution: bool 
 
 def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Write an ONNX file; above 2 GB, the limit of one file, with its weights beside it."""
-    with importing("onnx", "onnxscript"):
+    with runtimes.importing("onnx", "onnxscript"):
         import onnxscript  # noqa: F401 - torch's exporter needs it
     # torch's exporter decomposes attention with a bias into matrix products, whose result has other strides,
     # after it has decided that the result can be flattened without a copy. So copy before flattening.
@@ -233,8 +224,8 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str]
         exported = torch.onnx.export(
             program,
             dynamo=True,
-            input_names=[INPUT],
-            output_names=list(outputs_of(metadata)),
+            input_names=[runtimes.INPUT],
+            output_names=list(runtimes.outputs_of(metadata)),
             opset_version=OPSET,
             verbose=False,
         )
@@ -248,7 +239,7 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: Mapping[str, str]
 
 def write_openvino(program: ExportedProgram, path: Path, metadata: Mapping[str, str]) -> None:
     """Write an OpenVINO file and its weights, in float32."""
-    with importing("openvino", "openvino"):
+    with runtimes.importing("openvino", "openvino"):
         import openvino
         from openvino.frontend import OpConversionFailure
     try:
@@ -256,27 +247,29 @@ def write_openvino(program: ExportedProgram, path: Path, metadata: Mapping[str, 
             model = openvino.convert_model(program)
     except OpConversionFailure as error:
         raise RuntimeError(str(error).split("-- ")[-1].strip()) from None  # the operation that it lacks
-    sizes = next(node.meta["val"].shape for node in program.graph.nodes if node.name == INPUT)
+    sizes = next(node.meta["val"].shape for node in program.graph.nodes if node.name == runtimes.INPUT)
     model.reshape([side if isinstance(side, int) else -1 for side in sizes])
-    for port, name in zip([*model.inputs, *model.outputs], (INPUT, *outputs_of(metadata)), strict=True):
+    for port, name in zip(
+        [*model.inputs, *model.outputs], (runtimes.INPUT, *runtimes.outputs_of(metadata)), strict=True
+    ):
         port.get_tensor().set_names({name})
     for key, text in metadata.items():
-        model.set_rt_info(text, [SECTION, key])
+        model.set_rt_info(text, [runtimes.SECTION, key])
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
 FORMATS = {
-    "onnx": Format(suffix=".onnx", beside=(".onnx.data",), write=write_onnx, open=OnnxEngine),
+    "onnx": Format(suffix=".onnx", beside=(".onnx.data",), write=write_onnx, open=runtimes.OnnxEngine),
     "openvino": Format(
         suffix=".xml",
         beside=(".bin",),
         write=write_openvino,
-        open=functools.partial(OpenVinoEngine, precision="fp32"),
+        open=functools.partial(runtimes.OpenVinoEngine, precision="fp32"),
     ),
     "torch": Format(
         suffix=".pt2",
         write=lambda program, path, metadata: torch.export.save(program, path, extra_files=dict(metadata)),
-        open=ProgramEngine,
+        open=runtimes.ProgramEngine,
     ),
 }
 """By name."""

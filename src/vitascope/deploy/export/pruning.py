@@ -154,11 +154,10 @@ def watch(model: VisionTransformer, examples: Iterable[tuple[Tensor, Tensor]]) -
             elif isinstance(module, MLP | SwiGLU):
                 found[name] = Channels("fc1", "fc2", 1)
                 hooks.enter_context(module.fc2.register_forward_pre_hook(found[name].before))
-        independent = model.config.outputs == "independent"
         for images, targets in examples:
             images = images.detach().clone().requires_grad_()  # so that activations get gradients
             logits, known = model(images).float(), ~targets.isnan()
-            if independent:
+            if model.config.decision_thresholds:  # any classes may apply
                 loss = F.binary_cross_entropy_with_logits(logits[known], targets[known], reduction="sum")
             else:
                 loss = F.cross_entropy(logits, targets, reduction="sum")

@@ -70,8 +70,7 @@ class FileComparison:
     """An exported model and the one made from it, on the same images."""
 
     paired: PairedMeasure
-    """The accuracy of both on the readable images; the mean average precision if these have several classes
-    each."""
+    """The accuracy of both on the readable images; with several classes each, mean average precision."""
     same: int
     """Images for which both predict the same class, or exactly the same classes."""
     before: Measured

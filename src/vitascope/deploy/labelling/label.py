@@ -42,7 +42,9 @@ def labelling(
     """
     check_local(out)
     images = all_images(data, table)
-    places = [_file(images, number) for number in range(len(images))]
+    if others := [n for n in range(len(images)) if not isinstance(images[n], str | os.PathLike)]:
+        raise UserError(f"{images.names[others[0]]} is no image file: unpack the images into a folder")
+    places = list(map(os.path.abspath, images.names))
     splits = None if set(images.splits) == {"all"} else dict(zip(places, images.splits, strict=True))
     labels = LabelTable(out, ClassSets if several or images.several else ClassIndices, splits)
     session = Session(images.names, images, labels)
@@ -75,18 +77,6 @@ def serve_session(server: LabelServer, body: str, compute: Compute, *, in_browse
         server.shutdown()
         for thread in learning:  # it keeps the features that it has computed
             thread.join(5)
-
-
-def _file(images: AllImages, number: int) -> str:
-    """The absolute path of an image, which has to be a file with a name in UTF-8."""
-    source, name = images[number], images.names[number]
-    if not isinstance(source, str | os.PathLike):
-        raise UserError(f"{name} is no image file: unpack the images into a folder")
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{name!a}: its name is not UTF-8, which tables are in: rename it") from error
-    return os.path.abspath(name)
 
 
 def _given(images: AllImages, kind: type[Targets], *, in_table: bool) -> dict[int, tuple[str, ...]]:

@@ -66,23 +66,24 @@ def read_features(session: Session, body: Model, compute: Compute) -> None:
         looks = look_at([session.sources[n] for n in numbers.tolist()])
         groups = groups_of(near_duplicates(looks, session.features[numbers]), len(numbers))
         with session.publishing():
-            session.groups[numbers] = numbers[groups]
+            session.groups[numbers], session.copies_known = numbers[groups], True
 
 
 def follow_labels(session: Session) -> None:
     """Fit the classifier after `AFTER` new labels, or fewer and a pause, and when the number of features has
-    doubled or is complete."""
-    labels = features = 0
+    doubled or is complete, or near-copies are known."""
+    labels, features, copies_known = 0, 0, False
     while not session.stopped:
         with session.changed:
             new, read = session.recorded - labels, int(session.known.sum())
-            complete = read + len(session.unreadable) == len(session.names)
+            complete = read + len(session.unreadable) >= len(session.names)
             grown = read >= 2 * features + 1 or (complete and read > features)
+            grown |= session.copies_known and not copies_known
             if not (read and (grown or new >= AFTER)):
                 waited = session.changed.wait(IDLE if read and new else None)
                 if waited or session.recorded == labels:
                     continue
-            labels, features = session.recorded, read
+            labels, features, copies_known = session.recorded, read, session.copies_known
             session.fitting = True
         fit_and_choose(session, afresh=grown)
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitascope.analysis.labelling.table import LabelTable, PictureLabel, Source
+from vitascope.data.rows.cells import escaped
 from vitascope.data.targets import ClassSets
 from vitascope.errors import UserError, check_choice
 from vitascope.formatting import counted
@@ -47,7 +48,7 @@ class Session:
         skipped: those that are offered last.
         features: (N, D), once there are any.
         known: whether the features of each picture are known, (N,).
-        groups: the group of near-copies of each picture, (N,).
+        groups: the group of near-copies of each picture, (N,); its own until the copies are known.
         fit: the classifier of `class_names` and `fit_labels` labels.
         fitted: the pictures that are its rows, (n,), ascending.
         version: grows with every change that a page shows.
@@ -65,13 +66,17 @@ class Session:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.version = self.recorded = self.fit_number = self.fit_labels = 0
-        self.unreadable: dict[int, str] = {}
+        self.unreadable = {  # tables are in UTF-8
+            number: f"{name!a}: its name is not UTF-8: rename the file"
+            for number, name in enumerate(names)
+            if escaped(name) != name
+        }
         self.features: npt.NDArray[np.float32] | None = None
         self.known, self.groups = np.zeros(N, np.bool_), np.arange(N)
         self.fit: LabelFit | None = None
         self.fitted = np.arange(0)
         self.class_names: tuple[str, ...] = ()
-        self.fitting = self.stopped = False
+        self.fitting = self.stopped = self.copies_known = False
         self.failure: BaseException | None = None
         self._began = time.monotonic()
         self.next: dict[int, str] = dict.fromkeys(np.random.default_rng(0).permutation(N).tolist(), UNREAD)
@@ -158,8 +163,9 @@ class Session:
             UserError: no such picture, an impossible name, a table that cannot be read or written.
         """
         with self.publishing():
-            if beyond := [number for number in labels if not 0 <= number < len(self.names)]:
-                raise UserError(f"no picture {beyond[0]}; there are {len(self.names):,}")
+            for number in labels:
+                if not 0 <= number < len(self.names) or number in self.unreadable:
+                    raise UserError(self.unreadable.get(number, f"there is no picture {number}"))
             changes = self._changes(labels, source)
             known = {number: self.label_of(number) for number in labels}
             self._confirmed |= {n for n, old in known.items() if old and old.names == labels[n]}
@@ -311,12 +317,12 @@ class Session:
             best = int(self.fit.probabilities[row].argmax())
             probability = round(float(self.fit.probabilities[row, best]), 4)
             suggestion = {"label": self.class_names[best], "probability": probability}
-        alike = np.flatnonzero(self.groups == self.groups[number]).tolist()
+        alike = {*np.flatnonzero(self.groups == self.groups[number]).tolist()} - {number, *self.unreadable}
         return {
             "id": number,
             "name": self.names[number],
             "reason": reason,
-            "copies": [copy for copy in alike if copy != number and not self._is_labelled(copy)],
+            "copies": [copy for copy in sorted(alike) if not self._is_labelled(copy)],
             "labels": label and list(label.names),
             "source": label.source if label else "",
             "suggestion": suggestion,

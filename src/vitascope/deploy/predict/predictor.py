@@ -1,7 +1,5 @@
 """`Predictor`: pictures or folders of any size in, class names and probabilities out."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import html
@@ -12,7 +10,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +25,7 @@ from vitascope.data.table_options import AS_RECOGNIZED, TableOptions, is_table
 from vitascope.deploy.predict.explanation import Explanation, explain_framed
 from vitascope.errors import UserError, nearest_path
 from vitascope.formatting import counted
-from vitascope.models.decoding import (
-    ImageError,
-    ImageSource,
-    Levels,
-    has_pages,
-    is_one_picture,
-    read_image,
-)
+from vitascope.models import decoding
 from vitascope.models.engines.compute import BatchSize, Views, Workers
 from vitascope.models.engines.engine import Engine, stacks
 from vitascope.models.engines.runtimes import as_engine, open_engine
@@ -77,7 +68,9 @@ class PicturePredictions(list[Prediction]):
     verdict: Verdict
     """Whether the model knows the class of the picture."""
 
-    def __init__(self, result: ImageResult, image: ImageSource, levels: Levels | None = None) -> None:
+    def __init__(
+        self, result: "ImageResult", image: decoding.ImageSource, levels: decoding.Levels | None = None
+    ) -> None:
         super().__init__(result.predictions)
         assert result.best is not None  # as of every picture that can be read
         assert result.probabilities is not None
@@ -101,8 +94,8 @@ class PicturePredictions(list[Prediction]):
         if not self:
             rows = f"<tr><td>{html.escape(none_of(self.best.label, self.best.score))}</td></tr>"
         try:
-            shown = read_image(self.image, levels=self.levels).convert("RGB")
-        except ImageError:  # the file is gone since, or was a stream
+            shown = decoding.read_image(self.image, levels=self.levels).convert("RGB")
+        except decoding.ImageError:  # the file is gone since, or was a stream
             return f"<table>{rows}</table>"
         shown.thumbnail((THUMBNAIL, THUMBNAIL))
         file = io.BytesIO()
@@ -181,7 +174,7 @@ class Predictor:
         device: str = "auto",
         batch_size: BatchSize = None,
         views: Views = 1,
-    ) -> Predictor:
+    ) -> Self:
         """`Predictor(ref)`, with the revision of a hub id."""
         engine = open_engine(ref, revision=revision, precision=precision, device=device, views=views)
         return cls(engine, batch_size=batch_size)
@@ -197,7 +190,7 @@ class Predictor:
     @overload
     def __call__(  # type: ignore[overload-overlap] # a str is a sequence of str too, and means one path
         self,
-        images: ImageSource,
+        images: decoding.ImageSource,
         top_k: int | None = ...,
         *,
         threshold: float | None = ...,
@@ -208,7 +201,7 @@ class Predictor:
     @overload
     def __call__(
         self,
-        images: Iterable[ImageSource],
+        images: Iterable[decoding.ImageSource],
         top_k: int | None = ...,
         *,
         threshold: float | None = ...,
@@ -219,7 +212,7 @@ class Predictor:
     @checked
     def __call__(
         self,
-        images: ImageSource | Iterable[ImageSource],
+        images: decoding.ImageSource | Iterable[decoding.ImageSource],
         top_k: int | None = None,
         *,
         threshold: float | None = None,
@@ -262,22 +255,22 @@ class Predictor:
                 PicturePredictions(result, picture, self.preprocess.levels)
                 for picture, result in zip(batch.items, results, strict=True)
             ]
-        return predictions[0] if is_one_picture(images) else predictions
+        return predictions[0] if decoding.is_one_picture(images) else predictions
 
     @overload
     def explain(  # type: ignore[overload-overlap] # as above
-        self, images: ImageSource, *, method: str = ..., target: int | str | None = ...
+        self, images: decoding.ImageSource, *, method: str = ..., target: int | str | None = ...
     ) -> Explanation: ...
 
     @overload
     def explain(
-        self, images: Iterable[ImageSource], *, method: str = ..., target: int | str | None = ...
+        self, images: Iterable[decoding.ImageSource], *, method: str = ..., target: int | str | None = ...
     ) -> list[Explanation]: ...
 
     @checked
     def explain(
         self,
-        images: ImageSource | Iterable[ImageSource],
+        images: decoding.ImageSource | Iterable[decoding.ImageSource],
         *,
         method: str = "integrated-gradients",
         target: int | str | None = None,
@@ -301,7 +294,7 @@ class Predictor:
             explain_framed(self.engine, self.engine.preprocess.framed(picture), method, target)
             for picture in as_pictures(images)
         ]
-        return explanations[0] if is_one_picture(images) else explanations
+        return explanations[0] if decoding.is_one_picture(images) else explanations
 
     @checked
     def predict_folder(
@@ -378,8 +371,7 @@ class Predictor:
     def _described(
         self, batch: PictureBatch[Any], answers: Sequence[Tensor], selection: ClassSelection
     ) -> Iterator[ImageResult]:
-        """The result of each picture, from the probabilities (m, K) of the readable ones, which their
-        familiarity (m,) follows if the model knows it."""
+        """The result of each picture, from the readable ones' probabilities (m, K), and familiarity (m,)."""
         predicted: Iterator[tuple[Any, ...]] = iter(())
         if answers:
             probabilities, *known = answers
@@ -427,14 +419,13 @@ def _counting_pages(files: Iterable[ImageFile]) -> Iterator[ImageFile]:
     """The files; a warning after the last counts those of several pages."""
     several = 0
     for file in files:
-        several += isinstance(file, str) and has_pages(file)
+        several += isinstance(file, str) and decoding.has_pages(file)
         yield file
     if several:
         log.warning("%s of several pages or frames: the first counts", counted(several, "image"))
 
 
 def _images_at(place: str, table: TableOptions, keep: bool) -> Iterable[ImageFile]:
-    """The images of one place."""
     if is_table(place) and url_name(place):
         raise UserError(f"{place}: a table in a store: copy it to this machine, with its images")
     if (stored := stored_images(place)) is not None:

@@ -14,13 +14,11 @@ Probabilities of all classes are an object in JSON lines, and otherwise a column
 of a table that are kept, in JSON under `table`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -53,7 +51,7 @@ class Rows:
     @classmethod
     def of(
         cls, engine: Engine, *, probabilities: bool = False, kept: Mapping[str, str] | None = None
-    ) -> Rows:
+    ) -> Self:
         """The rows of an engine's predictions. Those of several classes per image have probabilities."""
         several = bool(engine.thresholds)
         wanted = probabilities or several

@@ -75,8 +75,7 @@ OPENAI = re.compile(r"/v1/(embeddings|models(/[^:]*)?)")
 
 
 def response_to(error: HTTPException, path: str = "") -> Response:
-    """`{"error": reason}`, in ASCII, because class names need not be valid Unicode; an object at the paths of
-    OpenAI."""
+    """`{"error": reason}`, in ASCII, as class names may be no valid Unicode; an object at OpenAI's paths."""
     reason: object = str(error.detail)
     if OPENAI.fullmatch(path):
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"

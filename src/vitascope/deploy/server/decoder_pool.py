@@ -4,8 +4,6 @@ A thread inside a C library cannot be ended; a process can. Waiting pictures are
 much larger one must give up its process after `PATIENCE`, so that slow pictures do not block ordinary ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -219,7 +217,7 @@ class DecoderPool:
             largest.fail(Rejection(429, "decoding takes long, and smaller pictures wait"))
 
 
-async def _exchange(process: Process, message: DecodeOptions | Content) -> tuple[int, list[int], bytearray]:
+async def _exchange(process: Process, message: "DecodeOptions | Content") -> tuple[int, list[int], bytearray]:
     """Send a message to a process, and return its reply: status, shape, content."""
     assert process.stdin is not None
     assert process.stdout is not None

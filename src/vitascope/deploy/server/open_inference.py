@@ -4,8 +4,6 @@ The extensions for classification and for binary tensors are those of Triton's d
 Extension" and "Binary Tensor Data Extension". A field that nothing here reads is rejected.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -18,17 +16,9 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
 from vitascope._version import __version__
-from vitascope.deploy.server import openapi
+from vitascope.deploy.server import openapi, protocols
 from vitascope.deploy.server.admission import Rejection
 from vitascope.deploy.server.decoder_process import Content
-from vitascope.deploy.server.protocols import (
-    all_or_none,
-    computed,
-    decoded_picture,
-    json_body,
-    object_of,
-    rows_of,
-)
 from vitascope.deploy.server.service import Service, answer
 from vitascope.deploy.server.uploads import whole_number
 
@@ -94,20 +84,22 @@ def oip(first: Service) -> APIRouter:
     async def infer(request: Request, name: str) -> Response:
         """Probabilities and labels of pictures, encoded (BYTES) or as pixels (UINT8, N x H x W x 3)."""
         service, name = checked(name)
-        body = await json_body(request, service)
+        body = await protocols.json_body(request, service)
         head = whole_number(request.headers.get(LENGTH, str(len(body))))
         if head is None or head > len(body):
             raise Rejection(
                 422, f"{LENGTH} is {request.headers[LENGTH][:20]!r}, and the body has {len(body):,} bytes"
             )
         rest = body[head:]
-        wanted = await object_of(openapi.InferenceRequest, service, body[:head], MOST_VALUES)
+        wanted = await protocols.object_of(openapi.InferenceRequest, service, body[:head], MOST_VALUES)
         if wanted.model_name not in (None, name):  # KServe's client repeats that of the path
             raise Rejection(422, f"model_name is not {name}, the name in the path")
         outputs = _outputs(service, wanted)
         most = service.settings.max_files
-        pictures = await computed(service, head, lambda: _pictures(wanted.inputs[0], rest, most))
-        rows = all_or_none(await rows_of(service, request, pictures, features=not service.engine.num_classes))
+        pictures = await protocols.computed(service, head, lambda: _pictures(wanted.inputs[0], rest, most))
+        rows = protocols.all_or_none(
+            await protocols.rows_of(service, request, pictures, features=not service.engine.num_classes)
+        )
         binary = wanted.parameters.binary_data_output
         return _response(name, wanted.id, [_tensor(service, rows, output, binary) for output in outputs])
 
@@ -130,7 +122,7 @@ def _pictures(tensor: openapi.InputTensor, rest: bytes, most: int) -> Sequence[C
     if (size is None) == (tensor.data is None):
         raise Rejection(422, "an input has data or binary_data_size, not both")
     if tensor.datatype == "BYTES":
-        parts = list(map(decoded_picture, _flat(data))) if size is None else _elements(rest, most)
+        parts = list(map(protocols.decoded_picture, _flat(data))) if size is None else _elements(rest, most)
         if math.prod(shape) != len(parts):
             raise Rejection(422, f"shape {shape} of {len(parts):,} elements")
         return parts
@@ -187,7 +179,7 @@ def _outputs(service: Service, wanted: openapi.InferenceRequest) -> list[openapi
 
 
 def _tensor(
-    service: Service, rows: list[torch.Tensor], output: openapi.OutputTensor, binary: bool
+    service: Service, rows: "list[torch.Tensor]", output: openapi.OutputTensor, binary: bool
 ) -> tuple[dict[str, Any], bytes]:
     """An output tensor, and its bytes; empty if its values are in the JSON, by default unless `binary`."""
     label = service.engine.label

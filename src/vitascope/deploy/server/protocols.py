@@ -8,8 +8,6 @@
 No URL in a request is fetched.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii
@@ -165,7 +163,7 @@ def all_or_none(rows: list[Any]) -> list[Any]:
     return rows
 
 
-def top_of(service: Service, probabilities: torch.Tensor, count: int = TOP) -> list[dict[str, Any]]:
+def top_of(service: Service, probabilities: "torch.Tensor", count: int = TOP) -> list[dict[str, Any]]:
     """The most probable classes of a picture, (K,)."""
     scores, indices = probabilities.topk(min(count, len(probabilities)))
     return [

@@ -3,8 +3,6 @@
 Of several, the first answers while its model loads; the others accept connections when theirs is loaded.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import multiprocessing
@@ -95,7 +93,7 @@ def by_name(models: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def open_for_serving(ref: str, precision: str, device: str, threads: int) -> Engine:
+def open_for_serving(ref: str, precision: str, device: str, threads: int) -> "Engine":
     """The engine of a model or an exported file, with a number of threads to compute with."""
     import torch
 
@@ -153,7 +151,7 @@ def read_token(settings: Settings) -> str | None:
     return token.strip()
 
 
-def supervise(deployment: Deployment, port: socket.socket) -> None:
+def supervise(deployment: "Deployment", port: socket.socket) -> None:
     """Run `settings.workers` processes until a signal, which is forwarded, and replace those that die.
 
     Raises `UserError` if the model cannot be loaded.
@@ -211,9 +209,9 @@ def supervise(deployment: Deployment, port: socket.socket) -> None:
 
 
 def work(
-    deployment: Deployment,
+    deployment: "Deployment",
     port: socket.socket,
-    reasons: Connection[bytes, bytes],
+    reasons: "Connection[bytes, bytes]",
     parent: int,
     wait_for_model: bool,
 ) -> None:

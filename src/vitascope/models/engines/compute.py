@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import CheckedFields, Range
 
 BatchSize = Annotated[int | None, Range(ge=1, le=100_000)]
 """Larger batches would fill the memory of reading processes."""
@@ -31,7 +31,7 @@ Device = Annotated[str, tyro.conf.arg(help="`auto`, `cpu`, `cuda` or `mps`.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Resources:
+class Resources(CheckedFields):
     """How images are read and a model computes.
 
     Raises:
@@ -43,10 +43,6 @@ class Resources:
     workers: Workers = None
     precision: Precision = "auto"
     device: Device = "auto"
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,13 @@
 `Predictor`, the server and every measurement work with an engine and know no runtime.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -247,7 +245,7 @@ class TorchEngine(Engine):
                 self.familiar_images = int(self.sets.counts.sum())
         self._in_dtype: dict[torch.dtype, VisionModel] = {torch.float32: self.model}
 
-    def with_model(self, model: VisionModel) -> TorchEngine:
+    def with_model(self, model: VisionModel) -> Self:
         """The engine of another model of the same kind, on the same device, in float32."""
         other = copy.copy(self)
         other.model, other.precision, other._in_dtype = model, "fp32", {torch.float32: model}
@@ -315,8 +313,7 @@ class TorchEngine(Engine):
         return resolve_precision(self.precision, self.config, self.device, batch_size, training=False)
 
     def _prepared(self, pixels: Tensor, batch_size: int | None = None) -> tuple[VisionModel, Tensor]:
-        """The model in the precision for this batch, or for one of `batch_size`, and the normalized batch in
-        the same precision."""
+        """The model in the precision for this batch or `batch_size`, and the batch, normalized, in it too."""
         dtype = self._dtype(len(pixels) if batch_size is None else batch_size)
         if dtype not in self._in_dtype:  # a copy in another precision is made once and kept
             self._in_dtype[dtype] = predicting_copy(self.model, dtype)

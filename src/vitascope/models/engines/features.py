@@ -1,7 +1,5 @@
 """Features: what is read of a model's body, the pooled representation or the pooled tokens of a layer."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, cast
@@ -41,7 +39,7 @@ class FeatureSpec:
         """Whether this is `model.embed`."""
         return self == FeatureSpec()
 
-    def resolved(self, config: ModelConfig) -> FeatureSpec:
+    def resolved(self, config: ModelConfig) -> "FeatureSpec":
         """The same representation for one model: a layer from 0 and a pool, or neither.
 
         Raises:

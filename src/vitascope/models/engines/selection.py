@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitascope.arguments import Range, check_fields
+from vitascope.arguments import CheckedFields, Range
 from vitascope.errors import UserError
 from vitascope.formatting import listed
 from vitascope.models.engines.engine import Engine
@@ -52,7 +52,7 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassSelection:
+class ClassSelection(CheckedFields):
     """The predicted classes of an image, most probable first.
 
     Where one class applies, they are the `top_k` most probable ones. Where any may apply, they are those
@@ -71,12 +71,8 @@ class ClassSelection:
     familiar: Annotated[float | None, Range(gt=0, lt=1)] = None
     """Share of pictures such as those of the training that pass as familiar. None means `FAMILIAR`."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def check(self, engine: Engine) -> None:
-        """Reject a threshold for a model that predicts one class per image, and rates for one that was not
-        calibrated."""
+        """Reject a threshold where one class is predicted, and rates for a model without calibration."""
         if engine.sets is None:
             if self.coverage is not None or self.familiar is not None:
                 reason = "was not calibrated" if engine.views == 1 else "is calibrated on one view at most"

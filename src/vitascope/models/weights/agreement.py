@@ -22,8 +22,7 @@ class Agreement:
     images: int
     """Images compared."""
     same: int | None
-    """Images with the same most probable class, or one that is equally probable in the first model; None for
-    features."""
+    """Images with the same most probable class, or one as probable in the first model; None for features."""
     differences: Mapping[str, float]
     """The largest difference of every compared value, in the order of the pass; the last are `outputs`."""
     scale: float

@@ -16,8 +16,7 @@ from vitascope.models.preprocess import Preprocess
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """What timm, transformers, the hub's client and the readers of weights raise for a model that they cannot
-    load."""
+    """What timm, transformers, the hub's client and readers of weights raise for a model they cannot load."""
     from huggingface_hub import errors  # imports an HTTP client
 
     return (

@@ -4,15 +4,13 @@ The keys of a table are our names, its values theirs; `{i}` stands for a number 
 (`weight`, `bias`). A value that is not a plain name describes another layout of the tensor.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -111,7 +109,7 @@ class Source:
         """Whether the name of any tensor starts with a prefix."""
         return any(name.startswith(prefix) for name in self.tensors)
 
-    def renamed(self, rename: Callable[[str], str]) -> Source:
+    def renamed(self, rename: Callable[[str], str]) -> Self:
         """The same with other names of tensors; rejects two tensors that get the same name."""
         tensors: State = {}
         for name, tensor in self.tensors.items():
@@ -173,11 +171,11 @@ class Family(abc.ABC):
         """Write the files that the other library loads and return them; `state` has their names."""
         raise NotImplementedError  # of a family that is `read_only`
 
-    def of(self, source: Source) -> Family:
+    def of(self, source: Source) -> "Family":
         """The part of this family that a checkpoint belongs to, if it has several."""
         return self
 
-    def holding(self, config: ViTConfig) -> Family:
+    def holding(self, config: ViTConfig) -> "Family":
         """The part of this family that a model is written as: the one that lacks least."""
         return self
 
@@ -290,9 +288,14 @@ def remainder(options: Mapping[str, Any]) -> str:
     return "cut" if any(side % patch for side, patch in sides) else "rejected"
 
 
+def check_setting(source: Source, name: str, value: object, choices: Iterable[str]) -> None:
+    """Reject a setting of a checkpoint that is none of these."""
+    if value not in list(choices):  # a list, because the value may have no hash
+        raise CheckpointError(f"{source.name}: {name} {value!r} is none of {', '.join(choices)}")
+
+
 def outputs_options(source: Source) -> dict[str, Any]:
-    """The options `outputs` and `thresholds`, from transformers' `problem_type` and from our own fields in a
-    `config.json`; rejects a regression."""
+    """Options `outputs` and `thresholds`, from `problem_type` and our own fields; rejects a regression."""
     own = {name: source.config[name] for name in ("outputs", "thresholds") if name in source.config}
     problem = source.config.get("problem_type")
     if problem is not None:

@@ -58,7 +58,7 @@ def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]
     """Our name of a model, and the options that a name of timm's adds."""
     if name in NAMED_SIZES:
         return name, overrides
-    from vitascope.models.weights.families.timm_settings import TIMM_NAMES, from_timm_name, is_readable
+    from vitascope.models.weights.families.timm_settings import PLAIN, TIMM_NAMES, from_timm_name
 
     found = from_timm_name(name)
     if found is not None:
@@ -66,7 +66,7 @@ def _our_name(name: str, overrides: dict[str, Any]) -> tuple[str, dict[str, Any]
         arguments = ", ".join(f"{option}={value!r}" for option, value in options.items())
         log.info("%s is %s here: create_model(%r, %s)", name, ours, ours, arguments)
         return ours, options
-    if is_readable(name):
+    if PLAIN.fullmatch(name.partition(".")[0]):
         raise UserError(
             f"unknown model {name!r}{suggestion(name, [*TIMM_NAMES, *NAMED_SIZES])}; its pretrained weights "
             f"load with from_pretrained('timm/{name}')"

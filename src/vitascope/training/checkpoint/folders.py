@@ -116,8 +116,7 @@ def to_resume(run: Path) -> str:
 
 
 def remove_checkpoints(run: Path, *, keep_state: bool = False) -> None:
-    """Remove the checkpoints of a finished run, perhaps but the newest, and the models beside them; other
-    files stay."""
+    """Remove a finished run's checkpoints, perhaps but the newest, and the models beside; others stay."""
     folder = run / CHECKPOINTS
     models = [folder / name for name in ("start", "last", "best") if (folder / name).is_dir()]
     kept = checkpoints(run)[-1:] if keep_state else []
@@ -206,7 +205,6 @@ def _begin(folder: Path) -> Path | None:
 def _commit(
     aside: Path, folder: Path, step: int, state: Mapping[str, Any], records: Mapping[str, FileRecord]
 ) -> None:
-    """Write state and manifest, then flush and rename the folder."""
     with _writing(folder):
         with open(aside / STATE, "wb") as file:  # by Python, which reports why a write failed
             try:

@@ -3,7 +3,6 @@
 Importing torch.distributed.checkpoint takes half a second, so only runs with shards import this module.
 """
 
-import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from vitascope.models.weights.files import reason_of
+from vitascope.serialization import RestrictedUnpickler
 from vitascope.training.checkpoint.state import FileRecord, file_record, loading
 from vitascope.training.distributed import gather, is_first, rank
 
@@ -27,18 +27,18 @@ METADATA = ".metadata"
 
 # The names in a pickled `.metadata` of tensors. BytesStorageMetadata is not admitted: torch would unpickle
 # the shard of such an entry without any restriction.
-_ADMITTED: dict[str, Any] = {
-    "torch.Size": torch.Size,
-    "torch.serialization._get_layout": torch.serialization._get_layout,
-    "torch.distributed.checkpoint.filesystem._StorageInfo": filesystem._StorageInfo,
-    **{
-        f"torch.distributed.checkpoint.metadata.{name}": getattr(metadata, name)
+_ADMITTED = {
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    *(
+        f"torch.distributed.checkpoint.metadata.{name}"
         for name in (
             *("Metadata", "MetadataIndex", "TensorStorageMetadata", "ChunkStorageMetadata"),
             *("TensorProperties", "_MEM_FORMAT_ENCODING"),
         )
-    },
-    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
+    ),
+    *(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)),
 }
 
 
@@ -75,23 +75,13 @@ def start_writing(
 def read_shard_files(folder: Path, missing: Mapping[str, Tensor]) -> None:
     """Fill tensors on the CPU, by their path in the state."""
     with loading(folder / METADATA), open(folder / METADATA, "rb") as file:
-        described = _Unpickler(file).load()
+        described = RestrictedUnpickler(file, _ADMITTED).load()
     with loading(folder), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
             load(missing, storage_reader=_Reader(folder, described), no_dist=True)
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
-
-
-class _Unpickler(pickle.Unpickler):
-    """Python's unpickler with the admitted names alone."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The object of a name; an UnpicklingError for one that is not admitted."""
-        if (value := _ADMITTED.get(f"{module}.{name}")) is None:
-            raise pickle.UnpicklingError(f"the pickle refers to {f'{module}.{name}'[:200]!r}")
-        return value
 
 
 class _Writer(filesystem.FileSystemWriter):

@@ -5,8 +5,6 @@ sharded tensors are placeholders on the "meta" device with shape and dtype. Load
 returns whole tensors, so that a run can be resumed with any number of processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle
@@ -94,7 +92,7 @@ def file_record(path: Path) -> FileRecord:
 
 def split_shards(
     state: Mapping[str, Any], copies: dict[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, DTensor]]:
+) -> "tuple[dict[str, Any], dict[str, DTensor]]":
     """The state with its DTensors replaced by placeholders on "meta", and the DTensors by their path.
 
     In the first process, which writes them, the other tensors are copied to the CPU: into `copies`, by path,

@@ -20,15 +20,9 @@ from vitascope.models.trust import PredictionSets, Trust, class_distances, neare
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.weights.loading import from_pretrained, save_pretrained
 from vitascope.storage import check_new_folder, new_folder
+from vitascope.training.evaluation import novelty
 from vitascope.training.evaluation.calibration import Temperature, class_gaussians, familiarity_of
 from vitascope.training.evaluation.measure import BATCH_SIZE, features_of_images, measure
-from vitascope.training.evaluation.novelty import (
-    Novelty,
-    classes_left_out,
-    enough_usual,
-    novelty_in_words,
-    other_kinds,
-)
 
 KNOWN = 5000
 """Training images by which a model knows what is familiar, at most."""
@@ -73,11 +67,11 @@ class CalibrationResult:
 
     temperature: Temperature
     lacks: Sequence[str] = ()
-    novelties: Sequence[Novelty] = ()
+    novelties: Sequence[novelty.Novelty] = ()
 
     def lines(self) -> list[str]:
         """What is known in words."""
-        return [str(self.temperature), *self.lacks, *filter(None, [novelty_in_words(self.novelties)])]
+        return [str(self.temperature), *self.lacks, *filter(None, [novelty.novelty_in_words(self.novelties)])]
 
 
 def images_to_know(images: ImageSet) -> npt.NDArray[np.int64]:
@@ -154,17 +148,16 @@ def trust_of(
     return Trust(temperature=float(temperature.values[0]), sets=sets, familiarity=familiarity)
 
 
-def novelties_of(engine: TorchEngine, likeness: Likeness | None) -> list[Novelty]:
-    """How often classes that are left out, and pictures of other kinds, are unfamiliar; none for too few
-    images."""
-    if likeness is None or not likeness.differs or not enough_usual(len(likeness.labels)):
+def novelties_of(engine: TorchEngine, likeness: Likeness | None) -> list[novelty.Novelty]:
+    """How often left-out classes and other kinds of pictures are unfamiliar; none for too few images."""
+    if likeness is None or not likeness.differs or not novelty.enough_usual(len(likeness.labels)):
         return []
     names, usual = engine.class_names, likeness.nearest
-    novelties = classes_left_out(likeness.distances, likeness.labels, likeness.classes, names)
-    for kind, pictures in other_kinds(names, engine.preprocess.channels).items():
+    novelties = novelty.classes_left_out(likeness.distances, likeness.labels, likeness.classes, names)
+    for kind, pictures in novelty.other_kinds(names, engine.preprocess.channels).items():
         features = engine.features_of_pictures(list(map(engine.pixels, pictures)))[0].cpu()
         unusual = nearest_class(features, **likeness.gaussians)
-        novelties.append(Novelty.of(kind, usual, unusual.numpy()))
+        novelties.append(novelty.Novelty.of(kind, usual, unusual.numpy()))
     return novelties
 
 

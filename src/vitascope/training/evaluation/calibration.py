@@ -4,11 +4,10 @@ The temperature divides the logits. It is found on images that the classifier wa
 part of its head, so that every runtime and every export computes calibrated probabilities.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -108,9 +107,7 @@ class Temperature:
     out_of_fold: bool = False
 
     @classmethod
-    def of(
-        cls, targets: Targets, logits: npt.NDArray[np.floating], *, out_of_fold: bool = False
-    ) -> Temperature:
+    def of(cls, targets: Targets, logits: npt.NDArray[np.floating], *, out_of_fold: bool = False) -> Self:
         """The most probable temperature of logits (N, K), which is 1 where the images cannot tell.
 
         They can if it is better by more than chance, and if they are out of fold, or not few. Where any class

@@ -1,7 +1,5 @@
 """`measure`, the only loop that compares predictions with labels, and its result, an `Evaluation`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +45,7 @@ class Evaluation(Predictions):
     """The sets of classes; None for a model that was not calibrated."""
     leaked: npt.NDArray[np.bool_] | None = None
     """Whether each image has a near-copy in the training images, (N,); None if that was not looked for."""
-    averaged: Evaluation | None = None
+    averaged: "Evaluation | None" = None
     """By the mean of several views of each image, beside this one of one view; None if that was not asked
     for."""
     changes: dict[str, int] | None = None
@@ -78,7 +76,7 @@ class Evaluation(Predictions):
             **({} if self.averaged is None else {"averaged": self.averaged.summary()}),
         }
 
-    def to_dataframe(self) -> DataFrame:
+    def to_dataframe(self) -> "DataFrame":
         """One row per image: `label`, `prediction`, `confidence`, `correct`; with several classes per image
         `labels`, `predictions` (texts, by "; "), `correct`, and the probability of each class by its name.
 
@@ -105,7 +103,7 @@ class Evaluation(Predictions):
         return html_table(self.summary())
 
 
-def data_frame(columns: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: Any) -> DataFrame:
+def data_frame(columns: Mapping[str, Any] | Iterable[Mapping[str, Any]], **options: Any) -> "DataFrame":
     """A pandas data frame."""
     return pandas_library().DataFrame(columns, **options)
 
@@ -156,8 +154,7 @@ def batches_of(engine: Engine, images: ImageSet, batch_size: int | None = None) 
 def features_of_images(
     engine: Engine, batches: Loader, gather: Callable[[Any], list[Any]] = lambda part: [part]
 ) -> tuple[Tensor, npt.NDArray[Any]]:
-    """The features (N, D) of every readable image of a split, float32 on the CPU, and their labels;
-    `gather` as of `measure`."""
+    """The features (N, D) of a split's readable images, float32 on the CPU, and labels; `gather` as there."""
     computed = [(engine.features(batch.pixels)[0], batch.indices) for batch in batches.epoch()]
     parts = gather([(features.cpu(), indices) for features, indices in computed])
     rows = [batch for part in parts for batch in part if len(batch[-1])]

@@ -1,10 +1,8 @@
 """How often a classifier notices what it was not taught: pictures of another kind, and classes left out."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +42,7 @@ class Novelty:
     @classmethod
     def of(
         cls, name: str, usual: npt.NDArray[Any], unusual: npt.NDArray[Any], *, is_class: bool = False
-    ) -> Novelty:
+    ) -> Self:
         """That of pictures at distances (m,), where usual ones are at distances (n,).
 
         The limit is the ceil((n + 1) FAMILIAR)-th of the usual distances, as in `PredictionSets.limits`.
@@ -71,7 +69,7 @@ class Novelty:
         return {kind: self.name, "images": self.images, "noticed": self.noticed, "area": self.area}
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Novelty:
+    def of_record(cls, record: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
         name = record.get("class", record.get("pictures"))
         return cls(name, "class" in record, record["images"], record["noticed"], record["area"])

@@ -1,9 +1,7 @@
 """How far the answers of a classifier can be trusted, measured on labelled images."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +63,7 @@ class Reliability:
         probabilities: npt.NDArray[np.float32],
         sets: PredictionSets | None = None,
         familiarity: npt.NDArray[np.float32] | None = None,
-    ) -> Reliability:
+    ) -> Self:
         """That of images with classes (N,), probabilities (N, K) and familiarity (N,), N at least 1."""
         confidences, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
         contained = None if sets is None else sets.contain(torch.from_numpy(probabilities), COVERAGE)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from vitascope.arguments import Increasing, NamesFile, Range, check_fields, has_type
+from vitascope.arguments import CheckedFields, Increasing, NamesFile, Range, has_type
 from vitascope.errors import UserError, suggestion
 from vitascope.formatting import canonical
 from vitascope.models.config import OPTIONS
@@ -83,10 +83,6 @@ def _smooths(loss: str | None) -> bool:
     return loss not in UNSMOOTHED
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 def _is_named(value: object) -> bool:
     return value is not None
 
@@ -104,15 +100,8 @@ DERIVED_OPTIONS = ("num_classes", "class_names", "in_channels", "outputs", "thre
 """Model options that follow from the data and the folds."""
 
 
-class OptionGroup:
-    """A group of options; its values are checked when it is created."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture(OptionGroup):
+class Architecture(CheckedFields):
     """The model."""
 
     model: str | None = None
@@ -204,7 +193,7 @@ def parsed_options(texts: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimization(OptionGroup):
+class Optimization(CheckedFields):
     """The optimizer and its schedule."""
 
     epochs: Annotated[int | None, COUNT, SetsLength()] = 100
@@ -233,7 +222,7 @@ class Optimization(OptionGroup):
     Wider models have a rate that is smaller in proportion (Yang et al. 2022). Default: no scaling."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Learning rate schedule after the warm-up; cosine and linear end at 0."""
-    warmup_epochs: Annotated[float | None, AMOUNT, Needs("warmup_steps", _is_none)] = None
+    warmup_epochs: Annotated[float | None, AMOUNT, Needs("warmup_steps", lambda steps: steps is None)] = None
     """Epochs of linear warm-up, at most a quarter of the run. Default: a twentieth of the run."""
     warmup_steps: Annotated[int | None, AMOUNT] = None
     """Steps of linear warm-up, instead of --warmup-epochs."""
@@ -304,7 +293,7 @@ class Optimization(OptionGroup):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AugmentationOptions(OptionGroup):
+class AugmentationOptions(CheckedFields):
     """Random changes of the training images."""
 
     flip: Annotated[float, SHARE] = 0.5
@@ -340,7 +329,7 @@ class AugmentationOptions(OptionGroup):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Balance(OptionGroup):
+class Balance(CheckedFields):
     """Classes with few and with many images."""
 
     class_weights: Annotated[
@@ -403,7 +392,7 @@ class Balance(OptionGroup):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Distillation(OptionGroup):
+class Distillation(CheckedFields):
     """Distillation from a teacher (Touvron et al. 2021, DeiT)."""
 
     teacher: Annotated[str | None, NamesFile(), Classifies(None)] = None
@@ -418,7 +407,7 @@ class Distillation(OptionGroup):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Masking(OptionGroup):
+class Masking(CheckedFields):
     """Masked patch prediction (paper, appendix B.1.2), or a masked autoencoder (He et al. 2022)."""
 
     target: Annotated[
@@ -443,7 +432,7 @@ class Masking(OptionGroup):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExecutionOptions(OptionGroup):
+class ExecutionOptions(CheckedFields):
     """Execution: affects speed and memory, not the trained function."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -1,7 +1,5 @@
 """`TrainConfig` and the named recipes. Imports no torch, so that the help is printed at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Collection, Mapping
@@ -162,7 +160,7 @@ class TrainConfig(Configuration):
         return super().replace(**options)
 
     @classmethod
-    def from_recipe(cls, recipe: str | None = None, **options: Any) -> TrainConfig:
+    def from_recipe(cls, recipe: str | None = None, **options: Any) -> Self:
         """A named recipe with other options: `TrainConfig.from_recipe("digits", epochs=3)`.
 
         Args:
@@ -189,7 +187,7 @@ class TrainConfig(Configuration):
 
     @classmethod
     @checked
-    def from_yaml(cls, path: str | os.PathLike[str]) -> TrainConfig:
+    def from_yaml(cls, path: str | os.PathLike[str]) -> Self:
         """Read the `config.yaml` of a run.
 
         Raises:
@@ -487,8 +485,7 @@ def merged_options(base: Mapping[str, Any], named: Mapping[str, Any]) -> dict[st
 
 
 def default_recipe(options: Mapping[str, Any]) -> str:
-    """The recipe that the task, the weights, the teacher, the data and the model among named options call
-    for."""
+    """The recipe for the task, weights, teacher, data and model among named options."""
     if options.get("task") == "masked":
         return "mae" if options.get("target") == "mae" else "masked"
     if options.get("lora") is not None:

@@ -1,11 +1,9 @@
 """Predictions of a finished classifier, as the run keeps them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +141,7 @@ class Predictions:
             )
 
     @classmethod
-    def load(cls, path: Path) -> Predictions:
+    def load(cls, path: Path) -> Self:
         """Read an .npz file of `save`; another one is a `UserError`."""
         with explaining_faults(path, "remove it to get a report without predictions"):
             return cls(**_checked(read_npz(path)))
@@ -156,8 +154,7 @@ def paired(before: Predictions, after: Predictions) -> PairedMeasure:
 
 
 def _checked(stored: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """The attributes of `Predictions` from the arrays of a file; a ValueError for one of another shape or
-    kind. The archive has checksums of its own."""
+    """The attributes of `Predictions` from a file's arrays; a ValueError for another shape or kind."""
     several = "labels" in stored and stored["labels"].dtype == np.bool_
     arrays: dict[str, Any] = {}
     lengths: dict[str, int] = {}

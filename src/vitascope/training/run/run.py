@@ -1,7 +1,5 @@
 """A run folder, from its creation to its report."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools
@@ -13,7 +11,7 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from vitascope import layout
 from vitascope.arguments import NamesFile, Range, checked
@@ -119,7 +117,7 @@ class Run:
 
     @classmethod
     @checked
-    def open(cls, folder: str | os.PathLike[str]) -> Run:
+    def open(cls, folder: str | os.PathLike[str]) -> Self:
         """An existing run, to read; another folder is a `UserError`. Of a URL, its files are copied."""
         run = cls(local_model(folder))
         run.ref = str(folder)
@@ -127,7 +125,7 @@ class Run:
         return run
 
     @classmethod
-    def at(cls, ref: str | os.PathLike[str]) -> Run:
+    def at(cls, ref: str | os.PathLike[str]) -> Self:
         """The run of a folder, or of a URL by its local copy, to work on; it may be absent."""
         if not (isinstance(ref, str) and url_name(ref)):
             return cls(ref)
@@ -159,7 +157,7 @@ class Run:
         *,
         processes: int = 1,
         keep_data: bool = False,
-    ) -> Run:
+    ) -> "Run":
         """Create a run folder with its `config.yaml`, `plan.json` and `environment.json`.
 
         Args:
@@ -200,7 +198,7 @@ class Run:
         return run
 
     @classmethod
-    def of_model(cls, ref: str | os.PathLike[str]) -> Run | None:
+    def of_model(cls, ref: str | os.PathLike[str]) -> Self | None:
         """The run of a model, which is the run folder or the finished or best model in one; or None."""
         path = Path(ref)
         for owner in (path, path.parent, path.parent.parent):
@@ -210,7 +208,7 @@ class Run:
 
     @classmethod
     @checked
-    def find(cls, ref: str | os.PathLike[str]) -> tuple[Run, Path | None]:
+    def find(cls, ref: str | os.PathLike[str]) -> tuple[Self, Path | None]:
         """The run to resume, and its checkpoint if `ref` is one.
 
         Args:
@@ -374,7 +372,7 @@ class Run:
         return bool(self.config["task"] == "probe")
 
     @property
-    def members(self) -> list[Run]:
+    def members(self) -> "list[Run]":
         """The runs of the folds, of a run with `folds`; none of other runs."""
         folds = 0 if self.config.get("fold") is not None else self.config.get("folds") or 0
         return [Run(self.path / layout.FOLDS / str(number + 1)) for number in range(folds)]
@@ -517,8 +515,7 @@ class Run:
         return RunData(restored.as_recorded(), restored, "; ".join(notes))
 
     def _place(self, recorded: str, record: SplitRecord) -> tuple[str, list[str]]:
-        """Where the run's data are, and a line if there are others: beside the run, as when it began, else in
-        the recorded place."""
+        """Where the data are, and a line if there are others: beside the run as then, else as recorded."""
         beside = Path(os.path.normpath(self.path.absolute() / record.place))
         first = Path(recorded).expanduser()
         if not record.place or not os.path.exists(beside):  # also where the name is too long for a path

@@ -76,8 +76,7 @@ def start_wandb(name: str, config: dict[str, Any], run_id: str | None) -> Tracke
 
 
 TRACKERS = {"mlflow": start_mlflow, "trackio": start_trackio, "wandb": start_wandb}
-"""By the name of the library: start a new run with a name and the options of the run, or
-continue the one of a `run_id`."""
+"""By the library's name: start a new run with a name and the options, or continue that of a `run_id`."""
 
 
 def check_tracker(name: str) -> None:

@@ -181,8 +181,7 @@ def balanced_weights(images: ImageSet, option: str = "class_weights=balanced") -
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether exactly an image's class or classes are predicted, (B,), from logits (B, K); of those that are
-    known, where labels are -1."""
+    """Whether an image's classes are predicted exactly, (B,), from logits (B, K); -1 labels do not count."""
     if labels.ndim == 1:
         return predicted(logits) == labels
     agrees = (logits > 0) == (labels > 0)

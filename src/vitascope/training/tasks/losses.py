@@ -80,8 +80,7 @@ def focal_loss(logits: Tensor, shares: Tensor) -> Tensor:
 def binary_focal_loss(
     logits: Tensor, shares: Tensor, weights: Tensor | None = None, known: Tensor | None = None
 ) -> Tensor:
-    """The focal loss of each class alone, and the mean of the `known` ones, (B,), times `weights` (K,) where
-    a class applies."""
+    """The focal loss of each class, times `weights` (K,) where it applies; the mean of `known` ones, (B,)."""
     present = (1 - logits.sigmoid()) ** FOCUS * F.logsigmoid(logits)
     absent = logits.sigmoid() ** FOCUS * F.logsigmoid(-logits)
     positive = POSITIVE_SHARE if weights is None else POSITIVE_SHARE * weights

@@ -10,18 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitascope.analysis.explain.faithfulness.compare import (
-    check_cells,
-    check_heat,
-    class_probabilities,
-    explained_classes,
-)
-from vitascope.analysis.explain.faithfulness.perturbation import (
-    Perturbation,
-    PerturbationPlan,
-    areas,
-    order_of,
-)
+from vitascope.analysis.explain.faithfulness import compare, perturbation
 from vitascope.analysis.explain.faithfulness.results import MERIT
 from vitascope.analysis.explain.heatmaps import Count, grid_of
 from vitascope.analysis.explain.inputs import Images, as_images
@@ -91,23 +80,23 @@ def evidence(
     if len(images) != 1:
         raise UserError(f"evidence is measured on one image, not {len(images)}")
     grid = grid_of(model, images)
-    check_cells(images, grid)
+    compare.check_cells(images, grid)
     heat = torch.as_tensor(heatmap).detach().cpu()
-    check_heat("evidence", heat[None] if heat.ndim == 2 else heat, grid)
+    compare.check_heat("evidence", heat[None] if heat.ndim == 2 else heat, grid)
     cells, rng = math.prod(grid), np.random.default_rng(seed)
-    plan = PerturbationPlan(cells=cells, steps=min(steps, cells), shares=(IMPUTED,))
-    orders = [order_of(heat, rng.permutation(cells))]
+    plan = perturbation.PerturbationPlan(cells=cells, steps=min(steps, cells), shares=(IMPUTED,))
+    orders = [perturbation.order_of(heat, rng.permutation(cells))]
     orders += [torch.from_numpy(rng.permutation(cells)) for _ in range(maps)]
     with evaluation_mode(model):
-        about = explained_classes(model, images, target, batch_size)
-        perturbed = Perturbation(images[0], grid, plan, rng)
+        about = compare.explained_classes(model, images, target, batch_size)
+        perturbed = perturbation.Perturbation(images[0], grid, plan, rng)
         variants = itertools.chain(perturbed.ends(), *map(perturbed.variants, orders))
-        scored = class_probabilities(model, variants, about, batch_size)
+        scored = compare.class_probabilities(model, variants, about, batch_size)
     ends, rest = scored[:3], scored[3:].reshape(maps + 1, -1)  # (3,), (n, variants)
     curves = torch.cat(
         [ends[:1].expand(maps + 1, 1), rest[:, : plan.steps - 1], ends[1:2].expand(maps + 1, 1)], 1
     )
-    merits = np.array([areas(plan, ends, row) for row in rest]) @ MERIT  # (n,)
+    merits = np.array([perturbation.areas(plan, ends, row) for row in rest]) @ MERIT  # (n,)
     return Evidence(
         shares=np.array(plan.counts) / cells,
         curve=curves[0].numpy(),

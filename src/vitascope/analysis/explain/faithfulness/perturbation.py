@@ -93,8 +93,7 @@ def order_of(heat: Tensor, ties: npt.NDArray[np.int64]) -> Tensor:
 
 
 def areas(plan: PerturbationPlan, ends: Tensor, variants: Tensor) -> tuple[float, float, float, float]:
-    """Areas under deletion and insertion, means with the least and the most relevant imputed; float64
-    inputs."""
+    """Areas under deletion and insertion, means with least and most relevant imputed; float64 inputs."""
     whole, deleted, blurred = ends.split(1)  # probabilities of a `Perturbation`'s images
     inner, shares = plan.steps - 1, len(plan.shares)
     deletion, insertion, lerf, morf = variants.split([inner, inner, shares, shares])

@@ -1,11 +1,9 @@
 """The result of a comparison of heatmap methods: scores, intervals, and a ranking."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -60,11 +58,10 @@ class OrderAgreement:
     """Kendall's rank correlation, from -1 to 1: the share of pairs of methods in the same order minus that
     of pairs in the opposite one."""
     swapped: tuple[tuple[str, str], ...]
-    """Pairs of which the first is better by one imputation and worse by the other, both beyond the intervals
-    of the paired differences."""
+    """Pairs that the two imputations order differently, both beyond the intervals of the differences."""
 
     @classmethod
-    def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> OrderAgreement:
+    def of(cls, fills: tuple[str, str], removed: str, values: Mapping[str, Any]) -> Self:
         """`values` are (2, n) by method, a row per imputation and a number per image; higher is better."""
         pairs = list(itertools.combinations(values, 2))
         gaps = [[Interval.of(row) for row in np.subtract(values[a], values[b])] for a, b in pairs]

@@ -13,7 +13,15 @@ from vitascope.models.preprocess import Preprocess
 from vitascope.models.weights.families.huggingface.processors import sides
 from vitascope.models.weights.families.timm import Timm
 from vitascope.models.weights.files import CheckpointError
-from vitascope.models.weights.mapping import Family, Source, Stored, Table, checked_config, reshaped
+from vitascope.models.weights.mapping import (
+    Family,
+    Source,
+    Stored,
+    Table,
+    check_setting,
+    checked_config,
+    reshaped,
+)
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _BLOCK, _LAYER = "encoder.blocks.{i}.", "visual.transformer.resblocks.{i}."
@@ -91,8 +99,7 @@ class OpenClip(Family):
             raise CheckpointError(
                 f"{source.name}: layers {values['layers']!r} of a ResNet: only ViTs are read"
             )
-        if values["pool_type"] not in ("tok", "avg"):
-            raise CheckpointError(f"{source.name}: pool_type {values['pool_type']!r} is none of tok, avg")
+        check_setting(source, "pool_type", values["pool_type"], ("tok", "avg"))
         width = values["width"]
         options = {
             "image_size": values["image_size"],

@@ -45,8 +45,7 @@ def relative_options(source: Source, block: str, shared: str, *, learned: bool) 
 
 
 def split_tables(tensors: State, grid: tuple[int, int] | None, place: str) -> None:
-    """Split each table in two, in place, given the grid of patches; None for a square one. `place` is the
-    file, for messages."""
+    """Split tables in two, in place, by the grid of patches, None if square; `place` is for messages."""
     for name in [name for name in tensors if name.endswith(TABLE)]:
         table = tensors[name]
         if table.ndim != 2 or table.shape[0] < 4:

@@ -193,10 +193,8 @@ class Timm(Family):
     def read_config(self, source: Source) -> ViTConfig:
         name, args = architecture_name(source), given_arguments(source, _ARGUMENTS)
         for key in ("norm_layer", "embed_norm_layer"):
-            if args.get(key) not in (None, *NORMS.values()):
-                raise CheckpointError(
-                    f"{source.name}: {key} {args[key]!r} is none of {', '.join(NORMS.values())}"
-                )
+            if args.get(key) is not None:
+                mapping.check_setting(source, key, args[key], NORMS.values())
         options = body_options(source)
         if options["head"] == "linear":
             options |= mapping.outputs_options(source)
@@ -244,10 +242,7 @@ class Timm(Family):
     def read_preprocess(self, source: Source, config: ViTConfig) -> Preprocess:
         listed = {key: value for key, value in _pretrained(source).items() if value}
         given = (_TIMM_DEFAULTS if source.config else _VIT) | listed
-        if given["crop_mode"] not in list(CROP_MODES):
-            raise CheckpointError(
-                f"{source.name}: crop_mode {given['crop_mode']!r} is none of {', '.join(CROP_MODES)}"
-            )
+        mapping.check_setting(source, "crop_mode", given["crop_mode"], CROP_MODES)
         if not (isinstance(given["crop_pct"], int | float) and 0.01 <= given["crop_pct"] <= 100):
             raise CheckpointError(f"{source.name}: crop_pct {given['crop_pct']!r} is not a valid share")
         is_resizable = _section(source, "model_args").get("dynamic_img_size")
@@ -353,8 +348,7 @@ def _fits(source: Source) -> bool:
 
 
 def given_arguments(source: Source, known: re.Pattern[str]) -> Mapping[str, Any]:
-    """`model_args`: the arguments of timm's constructor beside those of the architecture; rejects others than
-    the `known` ones."""
+    """`model_args`: arguments of timm's constructor beside the architecture's; rejects unknown ones."""
     if source.config:
         args = dict(_section(source, "model_args"))
     else:  # the arguments that timm's training script saved
@@ -399,13 +393,12 @@ def _activation(source: Source, name: str, found: str, given: Any) -> str:
     return "gelu_tanh" if _GELU_TANH.match(name) else "gelu"
 
 
-def read_pool(source: Source, given: object) -> str:
+def read_pool(source: Source, given: Any) -> str:
     """The pooling, by the settings (`given`) or by tensors that only one kind has."""
     if given is None:
         reads_class_token = source.has("cls_token") and not source.has("fc_norm.weight")
         given = "map" if source.has("attn_pool.latent") else "token" if reads_class_token else "avg"
-    if not isinstance(given, str) or given not in POOLS:
-        raise CheckpointError(f"{source.name}: global_pool {given!r} is none of {', '.join(POOLS)}")
+    mapping.check_setting(source, "global_pool", given, POOLS)
     return POOLS[given]
 
 

@@ -34,6 +34,7 @@ from vitascope.models.weights.mapping import (
     Source,
     State,
     Table,
+    check_setting,
     checked_config,
     stacked,
     supporting,
@@ -187,8 +188,7 @@ class TimmEva(timm.TimmModule):
         return source
 
     def before_writing(self, state: State, config: ViTConfig) -> State:
-        """Pairs of channels as timm rotates them, side by side but in DINOv3; beside a norm, two matrices for
-        gate and values."""
+        """Pairs of channels as timm rotates them, side by side but in DINOv3; two matrices beside a norm."""
         state = dict(state)
         if config.block.mlp == "swiglu" and config.norms.inner_norm != "none":
             split_gates(state)
@@ -305,8 +305,7 @@ def _arguments(source: Source) -> dict[str, Any]:
         args["global_pool"] = source.config["global_pool"]
     known = {"rope_type": tuple(_POSITIONS), "rope_grid_indexing": ("ij", "xy")}
     for key, values in known.items():
-        if args[key] not in values:
-            raise CheckpointError(f"{source.name}: {key} {args[key]!r} is none of {', '.join(values)}")
+        check_setting(source, key, args[key], values)
     return args
 
 

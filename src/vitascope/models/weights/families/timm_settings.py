@@ -46,11 +46,6 @@ _EXAMPLES = """
 _FAMILIES = "vit_*, deit_*, deit3_*, flexivit_*, eva_*, eva02_*, beit_* and beitv2_*"
 
 
-def is_readable(name: str) -> bool:
-    """Whether a name, with or without a tag, is that of a plain ViT."""
-    return PLAIN.fullmatch(name.partition(".")[0]) is not None
-
-
 def is_whole(name: str) -> bool:
     """Whether a name specifies more than the shapes do: a file called `vit_base.pth` does not."""
     return _WHOLE.search(name) is not None

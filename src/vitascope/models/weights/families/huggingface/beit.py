@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from vitascope.models.config import ViTConfig
 from vitascope.models.options import CLASSES
 from vitascope.models.preprocess import Preprocess
+from vitascope.models.weights.families import relative_tables
 from vitascope.models.weights.families.huggingface import processors
 from vitascope.models.weights.families.huggingface.model_type import (
     BASE,
@@ -20,12 +21,6 @@ from vitascope.models.weights.families.huggingface.model_type import (
 )
 from vitascope.models.weights.families.huggingface.processors import sides
 from vitascope.models.weights.families.huggingface.vit import LAYER, SPELLINGS, VIT
-from vitascope.models.weights.families.relative_tables import (
-    join_tables,
-    relative_names,
-    relative_options,
-    split_tables,
-)
 from vitascope.models.weights.files import CheckpointError
 from vitascope.models.weights.mapping import PLAIN_VIT, Source, State, Table, stacked, supporting
 
@@ -86,7 +81,7 @@ class Beit(ModelType):
 
     def table(self, config: ViTConfig) -> Table:
         by_block = config.embedding.positions == "relative_by_block"
-        return {**relative_names(by_block, config.depth, _OWN, _SHARED), **BEIT}
+        return {**relative_tables.relative_names(by_block, config.depth, _OWN, _SHARED), **BEIT}
 
     def before_reading(self, source: Source) -> Source:
         """Each table of relative positions in two parts; of masked pre-training the body and its norm."""
@@ -97,7 +92,7 @@ class Beit(ModelType):
             height, width = sides(values["image_size"])
             ph, pw = sides(values["patch_size"])
             grid = height // ph, width // pw
-        split_tables(found.tensors, grid, source.name)
+        relative_tables.split_tables(found.tensors, grid, source.name)
         return found
 
     def change(self, tensors: State) -> None:
@@ -117,7 +112,7 @@ class Beit(ModelType):
             "class_token": True,
             "pool": "mean" if values["use_mean_pooling"] else "cls",
             "pool_norm": "after" if after else "before" if source.has("layernorm.weight") else "none",
-            **relative_options(source, _OWN, _SHARED, learned=learned),
+            **relative_tables.relative_options(source, _OWN, _SHARED, learned=learned),
         }
 
     def read_config(self, source: Source) -> ViTConfig:
@@ -135,7 +130,7 @@ class Beit(ModelType):
 
     def before_writing(self, state: State, config: ViTConfig) -> State:
         state = dict(state)
-        join_tables(state)
+        relative_tables.join_tables(state)
         return super().before_writing(state, config)
 
     def class_there(self, config: ViTConfig) -> str:

@@ -12,12 +12,7 @@ import torch
 
 from vitascope.models.config import ViTConfig
 from vitascope.models.options import CLASSES
-from vitascope.models.weights.families.huggingface.model_type import (
-    BASE,
-    BLOCK,
-    ModelType,
-    classifier_options,
-)
+from vitascope.models.weights.families.huggingface import model_type
 from vitascope.models.weights.files import CheckpointError
 from vitascope.models.weights.mapping import (
     PLAIN_VIT,
@@ -34,10 +29,10 @@ POSITIONS = "embeddings.position_embedding.weight"
 VISION: Table = {
     "patch_embedding.*": "embeddings.patch_embedding.*",
     "positions.weight": reshaped(POSITIONS, lambda ours: ours[0], lambda theirs: theirs[None]),
-    BLOCK + "norm{n}.*": LAYER + "layer_norm{n}.*",
-    BLOCK + "attention.qkv.*": stacked(*(f"{LAYER}self_attn.{part}_proj.*" for part in "qkv")),
-    BLOCK + "attention.proj.*": LAYER + "self_attn.out_proj.*",
-    BLOCK + "mlp.*": LAYER + "mlp.*",
+    model_type.BLOCK + "norm{n}.*": LAYER + "layer_norm{n}.*",
+    model_type.BLOCK + "attention.qkv.*": stacked(*(f"{LAYER}self_attn.{part}_proj.*" for part in "qkv")),
+    model_type.BLOCK + "attention.proj.*": LAYER + "self_attn.out_proj.*",
+    model_type.BLOCK + "mlp.*": LAYER + "mlp.*",
     "norm.*": "post_layernorm.*",
 }
 """What CLIP and SigLIP have in common."""
@@ -56,10 +51,10 @@ OF_WHOLE = ("model_type", "architectures", "id2label", "label2id", "problem_type
 """Values of `config.json` that describe a whole model, also where its parts repeat them."""
 
 
-class VisionOfWhole(ModelType):
+class VisionOfWhole(model_type.ModelType):
     """A vision model that whole models of images and texts contain: square images, and `vision_config`."""
 
-    defaults: ClassVar[Mapping[str, Any]] = BASE
+    defaults: ClassVar[Mapping[str, Any]] = model_type.BASE
     spellings = ((r"^vision_model\.", ""),)
     position_table = POSITIONS
     ignored = TEXT
@@ -89,7 +84,7 @@ class Clip(VisionOfWhole):
 
     kinds = ("clip_vision_model", "clip", "metaclip_2_vision_model", "metaclip_2")
     defaults: ClassVar[Mapping[str, Any]] = {
-        **BASE,
+        **model_type.BASE,
         "patch_size": 32,
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
@@ -138,7 +133,7 @@ class Clip(VisionOfWhole):
             return options | {"head": "linear", "num_classes": width, "outputs": "embedding"}
         if source.has("classifier.weight"):
             options |= {"pool": "mean", "pool_norm": "none", "class_token": True}
-            options |= classifier_options(source)
+            options |= model_type.classifier_options(source)
         return options
 
     def before_writing(self, state: State, config: ViTConfig) -> State:

@@ -11,35 +11,29 @@ import torch
 
 from vitascope.models.config import ViTConfig
 from vitascope.models.options import CLASSES
+from vitascope.models.weights.families.huggingface import vit
 from vitascope.models.weights.families.huggingface.model_type import (
     BASE,
     BLOCK,
     ModelType,
     classifier_options,
 )
-from vitascope.models.weights.families.huggingface.vit import (
-    LAYER,
-    SPELLINGS,
-    VIT,
-    drop_empty_positions,
-    pad_positions,
-)
 from vitascope.models.weights.files import CheckpointError
 from vitascope.models.weights.mapping import PLAIN_VIT, Source, State, Table, supporting
 
 DINOV2: Table = {
-    **VIT,
+    **vit.VIT,
     "registers": "embeddings.register_tokens",
-    BLOCK + "norm1.*": LAYER + "norm1.*",
-    BLOCK + "scale{n}.gamma": LAYER + "layer_scale{n}.lambda1",
-    BLOCK + "norm2.*": LAYER + "norm2.*",
-    BLOCK + "mlp.fc1.*": LAYER + "mlp.fc1.*",
-    BLOCK + "mlp.fc2.*": LAYER + "mlp.fc2.*",
+    BLOCK + "norm1.*": vit.LAYER + "norm1.*",
+    BLOCK + "scale{n}.gamma": vit.LAYER + "layer_scale{n}.lambda1",
+    BLOCK + "norm2.*": vit.LAYER + "norm2.*",
+    BLOCK + "mlp.fc1.*": vit.LAYER + "mlp.fc1.*",
+    BLOCK + "mlp.fc2.*": vit.LAYER + "mlp.fc2.*",
 }
 GATED: Table = {
     **DINOV2,
-    BLOCK + "mlp.fc1.*": LAYER + "mlp.weights_in.*",
-    BLOCK + "mlp.fc2.*": LAYER + "mlp.weights_out.*",
+    BLOCK + "mlp.fc1.*": vit.LAYER + "mlp.weights_in.*",
+    BLOCK + "mlp.fc2.*": vit.LAYER + "mlp.weights_out.*",
 }
 
 
@@ -56,7 +50,7 @@ class Dinov2ViT(ModelType):
         "patch_size": 14,
     }
     body, classifier, prefix = "Dinov2Model", "Dinov2ForImageClassification", "dinov2."
-    spellings = (*SPELLINGS, (r"^(encoder\..*\.mlp)\.down_proj\.", r"\1.weights_out."))
+    spellings = (*vit.SPELLINGS, (r"^(encoder\..*\.mlp)\.down_proj\.", r"\1.weights_out."))
     processor = "Bit"
     supports = PLAIN_VIT | supporting(
         "position_prefix norm_eps layer_scale",
@@ -94,7 +88,7 @@ class Dinov2ViT(ModelType):
             own, of_mean = head.chunk(2, dim=1)
             if not of_mean.any():
                 tensors["classifier.weight"] = own
-        drop_empty_positions(tensors, 1)
+        vit.drop_empty_positions(tensors, 1)
 
     def read_config(self, source: Source) -> ViTConfig:
         config = super().read_config(source)
@@ -122,7 +116,7 @@ class Dinov2ViT(ModelType):
         """Add what its classes also have: positions of the prefix, scales of one, a mask token."""
         state, D = dict(state), config.embed_dim
         like = state["embeddings.cls_token"]
-        pad_positions(state, config, 1)
+        vit.pad_positions(state, config, 1)
         state["embeddings.mask_token"] = like.new_zeros(1, D)
         for index in range(config.depth):
             for branch in (1, 2):

@@ -166,7 +166,7 @@ class ModelType(Family):
             "id2label": {str(index): name for index, name in enumerate(names)},
             "label2id": {name: index for index, name in enumerate(names)},
         }
-        if classifies and config.outputs == "independent":
+        if classifies and config.decision_thresholds:
             values["problem_type"] = PROBLEMS[config.outputs]
             if config.thresholds:
                 values["thresholds"] = list(config.thresholds)  # for us: transformers has none

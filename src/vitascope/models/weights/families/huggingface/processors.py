@@ -54,8 +54,7 @@ def published(evaluation: Evaluation, config: ViTConfig) -> Preprocess:
 
 
 def read_processor(name: str, content: Mapping[str, Any], default: str, config: ViTConfig) -> Preprocess:
-    """The preprocessing of a `preprocessor_config.json`, of the processor `default` if it names none; `name`
-    is the checkpoint's, for messages."""
+    """The preprocessing of a `preprocessor_config.json`, by default of `default`; `name` is for messages."""
     # A step that is null is left out, as if it were false; any other null means the default.
     given = {key: value for key, value in content.items() if value is not None or key in _SWITCHES}
     kind = given.get("image_processor_type") or given.get("feature_extractor_type") or default
