@@ -127,6 +127,34 @@ def test_all_pictures_judge_once_all_have_been_looked_at(visit: Visit, folder: P
     assert label_all(visit, 1)["fit"]["labels"] == 12
 
 
+def test_dropped_pictures_are_labelled_by_keys_and_saved(visit: Visit, folder: Path, tmp_path: Path) -> None:
+    contents = [base64.b64encode(file.read_bytes()).decode() for file in sorted(folder.iterdir())[:15]]
+    visit.page.evaluate(
+        """(contents) => {
+        const dataTransfer = new DataTransfer();
+        for (const [number, content] of contents.entries()) {
+            const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+            dataTransfer.items.add(new File([bytes], `${number}.png`));
+        }
+        document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+        }""",
+        contents,
+    )
+    visit.page.locator("#grid img").nth(11).wait_for()
+    wait(visit, lambda state: state["read"] == 15)
+    for name in ("one", "two"):
+        visit.page.fill("#name", name)
+        visit.page.keyboard.press("Enter")
+    visit.page.locator("#classes button >> nth=1").wait_for()
+    visit.press(*"121212")
+    assert wait(visit, lambda state: state["labelled"] == 8)["looked"] == 8
+    wait(visit, lambda state: state["fit"] and not state["fitting"])
+    with visit.page.expect_download() as download:
+        visit.page.click("text=Save the model")
+    download.value.save_as(tmp_path / "a.safetensors")
+    assert vs.from_pretrained(tmp_path / "a.safetensors").config.class_names == ("one", "two")
+
+
 def test_label_that_is_given_twice_is_no_suspect(visit: Visit, folder: Path) -> None:
     add(visit, *folder.iterdir())
     state = label_all(visit, 24)
