@@ -169,6 +169,9 @@ class Page:
     """The browser's program. Default: the first Chromium, Chrome or Edge that is installed."""
     unproved: Flag = False
     """Keep the file without trying it in a browser."""
+    learn: Flag = False
+    """A page that labels pictures and gets a classifier of them, with the frozen body of the model.
+    It keeps them in the browser. The default name is export/model-learn.html."""
 
     def call(self) -> dict[str, object]:
         """Write, prove, print. SIGINT and SIGTERM end the browser too, and leave no file."""
@@ -179,7 +182,8 @@ class Page:
         samples = self._given_samples()
         images = None if self.data is None else evenly_spaced(open_pictures(self.data))
         with exiting_if_stopped("no page is kept"):
-            options = {name: getattr(self, name) for name in ("beside", "weights", "browser", "unproved")}
+            names = ("beside", "weights", "browser", "unproved", "learn")
+            options = {name: getattr(self, name) for name in names}
             done = page(self.model, self.out, images=images, samples=samples, **options)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")

@@ -5,7 +5,7 @@ import json
 import re
 from html.parser import HTMLParser
 
-from vitascope.deploy.page.document import PIECE, as_function, below, document, imported, modules
+from vitascope.deploy.page.document import EXPLORER, PIECE, as_function, below, document, imported
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -54,7 +54,7 @@ def test_weights_are_in_pieces_of_whole_bytes() -> None:
 
 
 def test_modules_are_plain_scripts_in_order_and_the_worker_has_those_that_it_needs() -> None:
-    sources = modules()
+    sources = EXPLORER.modules()
     for place, (name, source) in enumerate(sources.items()):
         assert set(imported(source)) <= set(list(sources)[:place]), name
     assert not re.search(

@@ -14,7 +14,7 @@ from safetensors.torch import load, save_file
 
 from tests.data import noise
 from tests.models import VARIANTS, labelling_model, small_model, with_trust
-from vitascope.deploy.page.document import modules, programs
+from vitascope.deploy.page.document import EXPLORER, programs
 from vitascope.deploy.page.packing import check_held, packed, program_options, rounded
 from vitascope.deploy.page.page import model_data
 from vitascope.deploy.server.attention_pack import pack_attention, pack_heatmap, pack_picture, pack_without
@@ -105,7 +105,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The models and pictures, and in `found` what node computes of all of them."""
     folder = tmp_path_factory.mktemp("program")
     (folder / "package.json").write_text('{"type": "module"}')
-    for name, source in modules().items():
+    for name, source in EXPLORER.modules().items():
         (folder / name).write_text(source)
     shutil.copy(Path(__file__).with_name("cases.js"), folder)
     models = {name: case_of(held(name), folder, number) for number, name in enumerate(HELD)}

@@ -46,6 +46,17 @@ def check_held(model: VisionModel) -> VisionTransformer:
     return model
 
 
+def body_of(model: VisionTransformer) -> VisionTransformer:
+    """The model without its head, whose outputs are features."""
+    config = model.config.replace(head="none", class_names=(), thresholds=(), outputs="exclusive")
+    with torch.device("meta"):
+        body = VisionTransformer(config)
+    state = model.state_dict()
+    body.load_state_dict({name: state[name] for name in body.state_dict()}, assign=True)
+    body.preprocess = model.preprocess
+    return body.eval()
+
+
 def program_options(config: ViTConfig) -> dict[str, Any]:
     """What `web/vit.js` needs to know of a model, as JSON."""
     readout = config.readout
@@ -113,6 +124,12 @@ def packed(model: VisionTransformer, rounding: Rounding) -> dict[str, Tensor]:
         tensors["trust.projection.weight"] = buffers.pop("projection").T  # (r, D)
         tensors |= {f"trust.{name}": values.flatten() for name, values in buffers.items()}
     return {name: tensor.contiguous() for name, tensor in (tensors | _tables(model)).items()}
+
+
+def position_weights(model: VisionTransformer) -> dict[str, Tensor]:
+    """The weights that `packed` leaves out, for a page that exports the model."""
+    state = model.state_dict().items()
+    return {name: value.flatten().float().clone() for name, value in state if name.startswith("positions.")}
 
 
 def _products(model: VisionTransformer) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import save
 
 from vitascope.analysis.explain.methods import METHODS
@@ -19,29 +20,36 @@ from vitascope.arguments import checked
 from vitascope.deploy.export.export import default_path, evenly_spaced, images_to_compare, own_tests
 from vitascope.deploy.export.formats import check_path
 from vitascope.deploy.page.browser import MissingBrowserError
-from vitascope.deploy.page.document import document, programs
+from vitascope.deploy.page.document import EXPLORER, LEARNING, Site, document, programs
 from vitascope.deploy.page.packing import (
     BYTES,
     INSTEAD,
     Rounding,
+    body_of,
     check_held,
     packed,
+    position_weights,
     program_options,
     rounded,
 )
 from vitascope.deploy.page.proof import HeldModel, Proof, compared_picture, model_outputs, naming_model, prove
 from vitascope.deploy.page.samples import Samples, choose_samples
 from vitascope.deploy.server.attention_pack import NO_HEAD, token_names, what_fits
-from vitascope.deploy.server.page_content import web_files
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
 from vitascope.models.decoding import ImageSource
 from vitascope.models.engines.engine import TorchEngine
+from vitascope.models.engines.features import OWN
 from vitascope.models.engines.runtimes import name_of, sets_of
+from vitascope.models.heads import output_layers
+from vitascope.models.sizes import architecture_record
 from vitascope.models.vision_model import VisionModel
 from vitascope.models.vit import VisionTransformer
 from vitascope.models.weights.agreement import Agreement, agreement
+from vitascope.models.weights.families.own import MODEL_TYPE
+from vitascope.models.weights.preprocess import preprocess_of
 from vitascope.storage import check_room, make_folder, replacing
+from vitascope.training.linear.head import headed, with_head
 from vitascope.training.run.run import load_with_run
 
 log = logging.getLogger(__name__)
@@ -103,8 +111,11 @@ def page(
     samples: ImageSource | Iterable[ImageSource] | None = None,
     browser: str | os.PathLike[str] | None = None,
     unproved: bool = False,
+    learn: bool = False,
 ) -> PageResult:
     """Write a model as one HTML file: the attention explorer, with the model computing in the browser.
+
+    With `learn` it is a page of the model's body instead, in which one labels pictures and gets a classifier.
 
     The file needs no server and no network. It gets its name only if a headless browser, opening it from the
     disk, computes the outputs of torch, of both models if there are two. Without Playwright (the extra
@@ -124,13 +135,17 @@ def page(
             digits of vitascope that the model knows.
         browser: the program of a Chromium, Chrome or Edge; by default the first that is installed.
         unproved: keep the file without trying it in a browser.
+        learn: the page labels pictures. Its `samples`, none by default, are offered by the pages that it
+            exports.
 
     Raises:
         CheckpointError: as `from_pretrained`.
         UserError: a model that a page cannot hold, or that is too large for one; a file that exists; a
             picture that cannot be read; a page that fails in the browser; outputs that differ.
     """
-    path = default_path(model, ".html") if path is None else Path(path)
+    if learn and beside is not None:
+        raise UserError("a page that learns has one model: omit beside, or learn")
+    path = default_path(model, "-learn.html" if learn else ".html") if path is None else Path(path)
     check_path(path, ".html")
     refs = [model] if beside is None else [model, beside]
     labels = [""] if beside is None else [reference(model) or "model", reference(beside) or "beside"]
@@ -138,7 +153,7 @@ def page(
     vits = []
     for (vit, _), label in zip(loaded, labels, strict=True):
         with naming_model(label):
-            vits.append(check_held(vit))
+            vits.append(body_of(check_held(vit)) if learn else check_held(vit))
     check_page_size(vits, weights)
     tests = cache(lambda: own_tests(loaded[0][1]))
     sources, compared_on = images_to_compare(images, tests)
@@ -146,15 +161,22 @@ def page(
         hold_model(vit, ref, label, weights, evenly_spaced(sources, COMPARED))
         for vit, ref, label in zip(vits, refs, labels, strict=True)
     ]
-    offered = choose_samples(samples, models[0].engine, tests)
-    contents = [save(packed(each.rounded, weights)) for each in models]
+    offered = choose_samples([] if learn and samples is None else samples, models[0].engine, tests)
+    site = LEARNING if learn else EXPLORER
+    contents = [
+        save(packed(each.rounded, weights) | (position_weights(each.rounded) if learn else {}))
+        for each in models
+    ]
     make_folder(path.parent)
     check_room(path, sum(map(len, contents)) * 4 // 3)
     with replacing(path) as aside:
         with open(aside, "w", encoding="utf-8") as file:
             names = [each.engine.name or each.engine.architecture for each in models]
             title = f"{' and '.join(names)} – vitascope"  # until the explorer has started
-            file.writelines(document(title, page_data(models, weights, offered), contents))
+            data = page_data(models, weights, offered, site)
+            if learn:
+                data |= {"learning": learning_data(models[0], weights, title)}
+            file.writelines(document(title, data, contents, site))
         proofs: Sequence[Proof | None] = [None] * len(models)
         try:
             if not unproved:
@@ -216,13 +238,42 @@ def check_page_size(models: Sequence[VisionTransformer], weights: Rounding) -> N
         )
 
 
-def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples) -> dict[str, Any]:
+def page_data(models: Sequence[HeldModel], weights: Rounding, samples: Samples, site: Site) -> dict[str, Any]:
     """What `web/local.js` reads."""
     return {
         "models": [model_data(model.engine, weights) for model in models],
         "programs": programs(),
         "samples": samples.to_json(),
-        "texts": json.loads(web_files()["chinese.json"][1]),
+        "texts": json.loads(site.texts()["chinese.json"]),
+    }
+
+
+def learning_data(model: HeldModel, weights: Rounding, title: str) -> dict[str, Any]:
+    """What `web/learn` reads: the name of its storage, by what the features depend on; the page and the model
+    that it exports, but for the head."""
+    body = model.rounded
+    config = headed(body.config, OWN, ("", "other"), "exclusive")
+    weight = np.zeros((2, body.config.feature_dim))
+    answering = TorchEngine(with_head(body, config, weight, weight[:, 0]), device="cpu")
+    answering.name = f"{model.engine.name} with a learned head".strip()
+    begin, end = EXPLORER.frame(title)
+    record = {"model_type": MODEL_TYPE, **architecture_record(config)}
+    return {
+        "digest": f"{model.engine.body_digest} {weights}",
+        "explorer": {
+            **{"begin": begin, "end": end, "program": EXPLORER.programs()[1]},
+            "texts": json.loads(EXPLORER.texts()["chinese.json"]),
+        },
+        "answering": model_data(answering, weights),
+        "heads": [
+            name
+            for name, layer in answering.model.named_modules()
+            if layer in output_layers(answering.model.head)
+        ],
+        "model": {
+            "shapes": {name: list(value.shape) for name, value in body.state_dict().items()},
+            **{"config": record, "preprocessor": preprocess_of(body).to_dict()},
+        },
     }
 
 

@@ -65,6 +65,8 @@ _FILES = {
     ),
 }
 ZIP_MAGIC = b"PK\x03\x04"
+INSIDE = {"config": dict, "preprocessor": dict}
+"""What the JSON text `vitascope` in the metadata of a safetensors file has: our own settings files."""
 
 
 class CheckpointError(UserError):
@@ -95,6 +97,7 @@ class Weights:
 
     tensors: dict[str, Tensor]
     training: dict[str, Any]  # of the script that wrote it: timm's `arch`, the `args` of its command line
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # as in `INSIDE`
 
 
 def read_weights(path: Path) -> Weights:
@@ -142,7 +145,9 @@ def _read_file(path: Path) -> Weights:
     if path.suffix == ".safetensors" or head[8:9] == b"{":
         what = "broken, truncated or not a safetensors file"
         with _rejecting(path, what), safe_open(path, framework="pt") as file:
-            return Weights({name: file.get_tensor(name) for name in file.keys()}, {})  # noqa: SIM118
+            inside = check_record(parse_json((file.metadata() or {}).get("vitascope", "{}")), INSIDE)
+            settings = {name: inside[name] for name in INSIDE if name in inside}
+            return Weights({name: file.get_tensor(name) for name in file.keys()}, {}, settings)  # noqa: SIM118
     if path.suffix == ".npz":
         return Weights(_read_npz(path), {})
     if path.suffix in (".pth", ".pt", ".bin") or head.startswith((ZIP_MAGIC, b"\x80")):

@@ -152,7 +152,7 @@ def open_source(ref: str | os.PathLike[str], revision: str | None = None) -> Sou
         folder=path.parent,
         tensors=weights.tensors,
         training=weights.training,
-        **settings,
+        **settings | weights.settings,
     )
 
 

@@ -59,6 +59,13 @@ export class Answers {
     return { tensors, about, verdict };
   }
 
+  /** What the head reads of a picture, (D): {tensors}. */
+  async features(pixels) {
+    this.vit.switchOff();
+    const { features } = await this.vit.forward(this.normalized(pixels));
+    return { tensors: { features: { shape: [features.length], data: features } } };
+  }
+
   /** Whether the class is known, as `Verdict` in predict/selection.py. */
   verdict(features, shares) {
     const { trust, class_names: names } = this.about;

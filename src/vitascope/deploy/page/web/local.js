@@ -4,48 +4,21 @@
 
 import { threadHere } from "./worker.js";
 
-const { models, programs, samples, texts } = JSON.parse(document.getElementById("model-data").textContent);
+export const pageData = JSON.parse(document.getElementById("model-data").textContent);
+const { models, programs, samples, texts, learning } = pageData;
 document.getElementById("arriving").remove();
 let reporting = () => {}; // of the request that begins
 
-/** A model in the document, which leaves it when it is first asked. */
-class Model {
-  constructor({ options, about, described }, place) {
-    Object.assign(this, { options, about, described });
-    this.pieces = `script[type='text/base64'][data-model='${place}']`;
+/** A thread and what it is asked. */
+class Requests {
+  constructor() {
     this.pending = new Map(); // id -> {resolve, reject, report}
-    this.pixels = new WeakMap(); // picture -> the promise of the model's pixels
-    this.reports = []; // of those that wait for the model
-    this.thread = null;
-    this.started = null; // the promise of the model
     this.numbers = 0;
+    this.thread = null;
   }
 
-  /** Start the model if it is not started, and wait for it. */
-  async ready(report) {
-    this.reports.push(report);
-    await (this.started ??= this.start());
-    this.reports = [];
-  }
-
-  /** Hand the weights to the thread, piece by piece; each piece leaves the page's memory. */
-  async start() {
-    const { options, about } = this;
+  async open() {
     this.thread = await openThread((message) => this.receive(message));
-    this.kernel = await this.ask({ do: "begin", options, about, programs });
-    const pieces = document.querySelectorAll(this.pieces).length;
-    const next = () => document.querySelector(this.pieces); // a list of them would keep them all
-    for (let [piece, place] = [next(), 0]; piece; [piece, place] = [next(), place + 1]) {
-      for (const report of this.reports) report(`unpacking the model, ${Math.round((100 * place) / pieces)}%`);
-      await this.ask({ do: "piece", base64: piece.textContent });
-      piece.remove();
-    }
-    about.model = `${this.computing()}, ${about.model}`;
-  }
-
-  /** What computes, once the model is unpacked. */
-  computing() {
-    return `${this.kernel} in this browser${this.thread.where}`;
   }
 
   receive({ id, share, result, error }) {
@@ -71,6 +44,46 @@ class Model {
       this.pending.set(id, { resolve, reject, report });
       this.thread.send({ id, ...message }, handed);
     });
+  }
+}
+
+/** A model in the document, which leaves it when it is first asked, unless the page is going to export it. */
+class Model extends Requests {
+  constructor({ options, about, described }, place) {
+    super();
+    Object.assign(this, { options, about, described });
+    this.pieces = `script[type='text/base64'][data-model='${place}']`;
+    this.pixels = new WeakMap(); // picture -> the promise of the model's pixels
+    this.reports = []; // of those that wait for the model
+    this.started = null; // the promise of the model
+  }
+
+  /** Start the model if it is not started, and wait for it. */
+  async ready(report) {
+    this.reports.push(report);
+    await (this.started ??= this.start());
+    this.reports = [];
+  }
+
+  /** Hand the weights to the thread, piece by piece; each piece leaves the page's memory. */
+  async start() {
+    const { options, about } = this;
+    await this.open();
+    this.kernel = await this.ask({ do: "begin", options, about, programs });
+    const pieces = document.querySelectorAll(this.pieces).length;
+    const next = () => document.querySelector(this.pieces); // a list of them would keep them all
+    for (let [piece, place] = [next(), 0]; piece; [piece, place] = [next(), place + 1]) {
+      for (const report of this.reports) report(`unpacking the model, ${Math.round((100 * place) / pieces)}%`);
+      await this.ask({ do: "piece", base64: piece.textContent });
+      if (learning) piece.dataset.model += " unpacked";
+      else piece.remove();
+    }
+    about.model = `${this.computing()}, ${about.model}`;
+  }
+
+  /** What computes, once the model is unpacked. */
+  computing() {
+    return `${this.kernel} in this browser${this.thread.where}`;
   }
 
   /** The model's pixels of a picture, computed once. */
@@ -161,6 +174,24 @@ export async function fetchHeatmap(picture, part, signal, source, report) {
   const model = modelOf(source);
   const pixels = await model.pixelsOf(picture);
   return model.ask({ do: "answer", what: "heatmap", pixels, part }, signal, report);
+}
+
+/** The features (D) of a picture, and what `look` makes of it once it is decoded: {features, seen}. */
+export async function fetchFeatures(picture, look) {
+  const bitmap = await decoded(picture, own.about.framing);
+  const seen = await look(bitmap);
+  await own.ready(reporting);
+  const pixels = await own.ask({ do: "pixels", bitmap }, undefined, undefined, [bitmap]);
+  const { tensors } = await own.ask({ do: "answer", what: "features", pixels });
+  return { features: tensors.features.data, seen };
+}
+
+/** A thread without a model, which answers the `tasks` of its modules. */
+export async function openTasks() {
+  const thread = new Requests();
+  await thread.open();
+  await thread.ask({ do: "prepare", programs });
+  return thread;
 }
 
 /** A model: its name, architecture and digest. The one beside the page's own is not unpacked before it is compared. */

@@ -9,6 +9,9 @@ import { simdKernel } from "./simd.js";
 import { VisionTransformer } from "./vit.js";
 import { Weights } from "./weights.js";
 
+/** Requests that other modules answer, by name: functions of what is given. */
+export const tasks = {};
+
 class Thread {
   constructor(post) {
     this.post = post;
@@ -24,7 +27,8 @@ class Thread {
     this.last = this.last.then(async () => {
       try {
         if (this.aborted.has(id)) throw new Error("aborted");
-        const result = await this[name](given, (share) => this.step(id, share));
+        const answer = tasks[name] ?? this[name].bind(this);
+        const result = await answer(given, (share) => this.step(id, share));
         this.post({ id, result }, buffersOf(result?.tensors));
       } catch (error) {
         this.post({ id, error: reasonOf(error) });
