@@ -28,7 +28,7 @@ FROZEN = {
     "from_pretrained": "(ref, revision=None, *, family=None, config=None, dtype=None, device=None)",
     "list_models": "()",
     "page": "(model, path=None, *, beside=None, weights='fp16', images=None, samples=None, browser=None, "
-    "unproved=False)",
+    "unproved=False, learn=False)",
     "pretrain": "(config=None, *, recipe=None, **options)",
     "probe": "(models, data, *, run=None, layers=None, pools=None, seed=0, table=TABLE, compute=COMPUTE)",
     "push_to_hub": "(model, repo_id, *, private=False, token=None, format='vitascope')",

@@ -182,8 +182,7 @@ class Page:
         samples = self._given_samples()
         images = None if self.data is None else evenly_spaced(open_pictures(self.data))
         with exiting_if_stopped("no page is kept"):
-            names = ("beside", "weights", "browser", "unproved", "learn")
-            options = {name: getattr(self, name) for name in names}
+            options = {n: getattr(self, n) for n in ("beside", "weights", "browser", "unproved", "learn")}
             done = page(self.model, self.out, images=images, samples=samples, **options)
         compared_on = done.compared_on if self.data is None else f"images of {self.data}"
         print(f"{done.path}  {done.size:,} bytes, {done.weights} weights")

@@ -115,10 +115,7 @@ class LabelTable:
         for name in names:
             every = tuple(dict.fromkeys([*classes, *names]))
             if not (name and name.isprintable() and self._gives_back((name,)) and self._gives_back(every)):
-                raise UserError(
-                    f"{name!r} in a table would not be read as the name of one class: use another name, "
-                    "without separators such as ;"
-                )
+                raise UserError(f"a table would not give back the name {name!r}; use no separators such as ;")
         return PictureLabel(names, source)
 
     def _gives_back(self, names: tuple[str, ...]) -> bool:

@@ -72,20 +72,20 @@ def pictures_to_label(
         everything = opened.enter_context(opened_images(data, table))
         looks = look_at(everything)
         readable = np.flatnonzero(looks["width"])
-        reasons = [
-            f"{everything.names[n]}: {looks['reason'][n]}" for n in np.flatnonzero(looks["width"] == 0)
-        ]
+        unread = np.flatnonzero(looks["width"] == 0)
+        reasons = [f"{everything.names[n]}: {looks['reason'][n]}" for n in unread]
         Faults.of(len(looks), reasons).check_some()
         images = ImageSet("all", everything).subset("all", readable)
         own = dataclasses.replace(compute, precision="auto", device="auto")  # of the engine
         embeddings = embed(engine, images.sources, compute=own)
-        margins, words = (None, []) if run is None else _doubts(engine, embeddings.features)
+        features = embeddings.features
+        margins, words = (None, []) if run is None else _doubts(engine, features)
         if embeddings.unreadable:
             raise UserError(f"{embeddings.unreadable[0]}; it was readable before: repair or remove the image")
-        groups = groups_of(near_duplicates(looks[readable], embeddings.features), len(readable))
+        groups = groups_of(near_duplicates(looks[readable], features), len(readable))
         labelled, labels = (np.zeros(len(readable), np.bool_), 0) if run is None else _labelled(run, images)
         chosen = next_pictures(
-            embeddings.features, count, labelled=labelled, labels=labels, margins=margins, groups=groups
+            features, count, labelled=labelled, labels=labels, margins=margins, groups=groups
         )
         names = [everything.names[n] for n in readable.tolist()]
     return PicturesToLabel(

@@ -46,11 +46,10 @@ def labelling(
     splits = None if set(images.splits) == {"all"} else dict(zip(places, images.splits, strict=True))
     labels = LabelTable(out, ClassSets if several or images.several else ClassIndices, splits)
     session = Session(images.names, images, labels)
-    with LabelServer(session, port) as server:
-        holder = f"vitascope label at {server.address}"
-        with locked(out.with_name(f".{out.name}.lock"), holder=holder):
-            session.begin(_given(images, labels.kind, in_table=is_table(data)))
-            yield server
+    lock = out.with_name(f".{out.name}.lock")
+    with LabelServer(session, port) as server, locked(lock, holder=f"vitascope label at {server.address}"):
+        session.begin(_given(images, labels.kind, in_table=is_table(data)))
+        yield server
 
 
 def serve_session(server: LabelServer, body: str, compute: Compute, *, in_browser: bool) -> None:

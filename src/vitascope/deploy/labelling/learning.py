@@ -29,14 +29,14 @@ RANDOM = "at random, to measure the accuracy"
 def learn_from(session: Session, body: Model, compute: Compute) -> list[threading.Thread]:
     """Start the threads, which end with the session; an error of one ends the session, as its `failure`."""
 
-    def guarded(work: Callable[[], None]) -> None:
+    def run(follow: Callable[..., None], *arguments: object) -> None:
         try:
-            work()
+            follow(session, *arguments)
         except BaseException as error:  # noqa: BLE001 - raised where the end is awaited
             session.stop(error)
 
-    works = (lambda: follow_pictures(session, body, compute), lambda: follow_labels(session))
-    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
+    works = ((follow_pictures, body, compute), (follow_labels,))
+    threads = [threading.Thread(target=run, args=work, daemon=True) for work in works]
     for thread in threads:
         thread.start()
     return threads
@@ -103,14 +103,8 @@ def fit_and_choose(session: Session, *, afresh: bool) -> None:
     looked = np.array([label is not None and label.source != "accepted" for label in labels], np.bool_)
     names = [label.names for label in labels if label is not None and label.source != "accepted"]
     pool, judges, waiting = judging(random_keys(features), groups, looked | skipped)
-    fit = fit_labels(
-        features,
-        np.flatnonzero(looked),
-        session.table.kind.of_names(names, class_names),
-        judges=judges[looked],
-        taken=labelled,
-        groups=groups,
-    )
+    rows, targets = np.flatnonzero(looked), session.table.kind.of_names(names, class_names)
+    fit = fit_labels(features, rows, targets, judges=judges[looked], taken=labelled, groups=groups)
     with session.publishing():
         session.fit, session.fitted, session.class_names = fit, numbers, class_names
         session.fit_number, session.fit_labels = session.fit_number + 1, len(names)
@@ -129,8 +123,8 @@ def fit_and_choose(session: Session, *, afresh: bool) -> None:
         margins=margins,
         groups=groups[others],
     )
-    rows = [(int(others[one.index]), one.reason) for one in chosen]
-    reasons = [(row, words[row] if reason == UNSURE else reason) for row, reason in rows]
+    pairs = [(int(others[one.index]), one.reason) for one in chosen]
+    reasons = [(row, words[row] if reason == UNSURE else reason) for row, reason in pairs]
     for place, row in enumerate(waiting[: AHEAD // EVERY].tolist(), 1):
         reasons.insert(place * EVERY - 1, (row, RANDOM))
     with session.publishing():

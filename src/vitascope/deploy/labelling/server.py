@@ -90,10 +90,17 @@ class _Requests(BaseHTTPRequestHandler):
     def _answered(self, answer: Callable[[str, dict[str, str]], None]) -> None:
         url = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        name, cookies = f"vitascope-label-{self.server.server_port}", self.headers.get("Cookie", "")
+        cookie = SimpleCookie(cookies).get(name)
+        token = query.get("token", cookie.value if cookie else "")
         try:
-            if not self._is_allowed(query):
-                return
-            answer(url.path, query)
+            if reason := self._rejection(token):
+                self._send_json({"error": reason}, HTTPStatus.FORBIDDEN)
+            elif "token" in query:  # once; then it is a cookie that no script and no other site sees
+                fields = {"Location": "/", "Set-Cookie": f"{name}={token}; HttpOnly; SameSite=Strict; Path=/"}
+                self._send(b"", "text/plain", HTTPStatus.SEE_OTHER, fields)
+            else:
+                answer(url.path, query)
         except KeyError:
             self._send_json({"error": f"no such path: {url.path}"}, HTTPStatus.NOT_FOUND)
         except ValueError as error:  # of JSON, or a UserError
@@ -101,26 +108,14 @@ class _Requests(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):  # the page has gone
             self.close_connection = True
 
-    def _is_allowed(self, query: dict[str, str]) -> bool:
-        """Whether the request is of the page's reader; else it is answered here.
-
-        The token comes once in the address, then as a cookie that no script and no other site sees.
-        """
-        host, name = self.headers.get("Host", ""), f"vitascope-label-{self.server.server_port}"
-        cookie = SimpleCookie(self.headers.get("Cookie", "")).get(name)
-        token = query.get("token", cookie.value if cookie else "")
+    def _rejection(self, token: str) -> str:
+        """Why the request is not one of the page's reader; empty if it is."""
+        host = self.headers.get("Host", "")
         origin = self.headers.get("Origin", f"http://{host}")
         if host.rpartition(":")[0] not in LOCAL or origin != f"http://{host}":
-            self._send_json({"error": "only pages of this server may ask it"}, HTTPStatus.FORBIDDEN)
-        elif not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            text = "open the address that the command has printed, with its token"
-            self._send_json({"error": text}, HTTPStatus.FORBIDDEN)
-        elif "token" in query:
-            fields = {"Location": "/", "Set-Cookie": f"{name}={token}; HttpOnly; SameSite=Strict; Path=/"}
-            self._send(b"", "text/plain", HTTPStatus.SEE_OTHER, fields)
-        else:
-            return True
-        return False
+            return "only pages of this server may ask it"
+        is_known = hmac.compare_digest(token.encode(), self.server.token.encode())
+        return "" if is_known else "open the address that the command has printed, with its token"
 
     def _get(self, path: str, query: dict[str, str]) -> None:
         session = self.server.session

@@ -40,19 +40,14 @@ class Session:
     impossible name of a class, a classifier that is another one by now, a table that fails.
 
     Attributes:
-        names: of the N pictures, as the user reads them.
-        sources: of the pictures.
-        places: their absolute paths.
+        names, sources, places: of the N pictures; their places are absolute paths.
         unreadable: the reasons, by the number of the picture.
         next: the pictures that were chosen, with their reasons.
         skipped: those that are offered last.
-        features: (N, D), once there are any.
-        known: whether the features of each picture are known, (N,).
+        features, known: (N, D), once there are any; whether those of each picture are known, (N,).
         groups: the group of near-copies of each picture, (N,); its own until the copies are known.
-        fit: the classifier of `class_names` and `fit_labels` labels.
-        fitted: the pictures that are its rows, (n,), ascending.
-        version: grows with every change that a page shows.
-        recorded: grows with every label.
+        fit: the classifier of `class_names` and `fit_labels` labels; its rows are `fitted`, (n,), ascending.
+        version, recorded: grow with every change that a page shows, and with every label.
         failure: the error of a thread, which ends the session.
     """
 
@@ -240,9 +235,6 @@ class Session:
         """The label of a picture, if it has one."""
         return self.table.labels.get(self.places[number])
 
-    def _is_labelled(self, number: int) -> bool:
-        return self.places[number] in self.table.labels
-
     def _waiting(self) -> Iterator[tuple[int, str]]:
         """The pictures without labels and their reasons: those that were chosen, others, skipped ones."""
         first = ((number, reason) for number, reason in self.next.items() if number not in self.skipped)
@@ -259,7 +251,7 @@ class Session:
         offers = () if self.fit is None else self.fit.acceptances
         numbers = [self.fitted[offer.rows].tolist() for offer in offers]
         return [
-            (offer, [number for number in some if not self._is_labelled(number)])
+            (offer, [number for number in some if not self._has(number)])
             for offer, some in zip(offers, numbers, strict=True)
         ]
 
@@ -277,7 +269,7 @@ class Session:
         numbers = [self.number_of[place] for place in self.table.labels if place in self.number_of]
         return [number for number in reversed(numbers) if self._has(number, label)]
 
-    def _has(self, number: int, label: str) -> bool:
+    def _has(self, number: int, label: str = "") -> bool:
         """Whether a picture has this label, or any if it is empty."""
         known = self.label_of(number)
         return known is not None and (not label or label in known.names)
@@ -298,7 +290,7 @@ class Session:
             "id": number,
             "name": self.names[number],
             "reason": reason,
-            "copies": [copy for copy in sorted(alike) if not self._is_labelled(copy)],
+            "copies": [copy for copy in sorted(alike) if not self._has(copy)],
             "labels": label and list(label.names),
             "source": label.source if label else "",
             "suggestion": suggestion,

@@ -16,6 +16,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from vitascope.deploy.server.page_content import web_files
+
 PIECE = 3 << 20
 """Bytes of weights in one element of the document, so that the browser needs no text of them all."""
 POLICY = (
@@ -45,10 +47,8 @@ class Site:
     def texts(self) -> dict[str, str]:
         """The files by name."""
         texts: dict[str, str] = {}
-        for package, folder in self.folders:
-            for path in files(package).joinpath(folder).iterdir():
-                if path.name.endswith((".js", ".html", ".css", ".svg", ".json")):
-                    texts[path.name] = path.read_text(encoding="utf-8")
+        for place in self.folders:
+            texts |= {name: content.decode() for name, (_, content) in web_files(*place).items()}
             if "local.js" in texts:
                 texts["server.js"] = texts.pop("local.js")
         return texts

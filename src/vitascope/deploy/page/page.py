@@ -163,10 +163,8 @@ def page(
     ]
     offered = choose_samples([] if learn and samples is None else samples, models[0].engine, tests)
     site = LEARNING if learn else EXPLORER
-    contents = [
-        save(packed(each.rounded, weights) | (position_weights(each.rounded) if learn else {}))
-        for each in models
-    ]
+    positions = position_weights(models[0].rounded) if learn else {}
+    contents = [save(packed(each.rounded, weights) | positions) for each in models]
     make_folder(path.parent)
     check_room(path, sum(map(len, contents)) * 4 // 3)
     with replacing(path) as aside:
@@ -257,6 +255,7 @@ def learning_data(model: HeldModel, weights: Rounding, title: str) -> dict[str, 
     answering = TorchEngine(with_head(body, config, weight, weight[:, 0]), device="cpu")
     answering.name = f"{model.engine.name} with a learned head".strip()
     begin, end = EXPLORER.frame(title)
+    layers = output_layers(answering.model.head)
     record = {"model_type": MODEL_TYPE, **architecture_record(config)}
     return {
         "digest": f"{model.engine.body_digest} {weights}",
@@ -265,11 +264,7 @@ def learning_data(model: HeldModel, weights: Rounding, title: str) -> dict[str, 
             "texts": json.loads(EXPLORER.texts()["chinese.json"]),
         },
         "answering": model_data(answering, weights),
-        "heads": [
-            name
-            for name, layer in answering.model.named_modules()
-            if layer in output_layers(answering.model.head)
-        ],
+        "heads": [name for name, layer in answering.model.named_modules() if layer in layers],
         "model": {
             "shapes": {name: list(value.shape) for name, value in body.state_dict().items()},
             **{"config": record, "preprocessor": preprocess_of(body).to_dict()},

@@ -34,11 +34,11 @@ class SamplePicture(NamedTuple):
     words: tuple[str, ...]
 
 
-def web_files(package: str = "vitascope.deploy.server") -> dict[str, tuple[str, bytes]]:
+def web_files(package: str = "vitascope.deploy.server", folder: str = "web") -> dict[str, tuple[str, bytes]]:
     """The page's files by name, with their media types; those of another package for its page."""
     return {
         path.name: (media_type, path.read_bytes())
-        for path in files(package).joinpath("web").iterdir()
+        for path in files(package).joinpath(folder).iterdir()
         if (media_type := MEDIA_TYPES.get(path.name[path.name.rfind(".") :]))
     }
 
