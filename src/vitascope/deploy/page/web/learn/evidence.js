@@ -21,9 +21,9 @@ export function evidenceOf(probabilities, labels, K, judges) {
   const rows = Array.from(labels, (label, n) => ({ n, label, p: probabilities.subarray(n * K, (n + 1) * K) }));
   const counts = countsOf(labels, K);
   const measured = rows.filter(({ label }) => counts[label] > 1);
-  const none = { score: null, confused: null, suspects: [], sure: null };
   if (new Set(measured.map(({ label }) => label)).size < 2) {
-    return { ...none, reason: "too few labels: accuracy needs two pictures of two classes each" };
+    const reason = "too few labels: an accuracy needs two pictures of two classes each";
+    return { score: null, confused: null, suspects: [], sure: null, reason };
   }
   const judging = measured.filter(({ n }) => judges[n]);
   const isRight = ({ label, p }) => largest(p) === label;
