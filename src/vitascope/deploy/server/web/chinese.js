@@ -46,7 +46,7 @@ function translateAll(root) {
   }
 }
 
-/** Translate the page, and what is changed in it, in a browser whose language is Chinese, where `fetchTexts` is called. */
+/** Translate the page, and what is changed in it, by what is fetched, in a browser whose language is Chinese. */
 export async function translatePage(fetchTexts) {
   if (!navigator.language.startsWith("zh")) return;
   texts = await fetchTexts();

@@ -25,8 +25,8 @@ export function directions(features, D) {
 }
 
 /**
- * At most `count` rows of directions `unit`, [{id, reason, copies}]: of the open ones, and every third the next of those
- * that wait to judge. None has a near-copy among the labelled rows, or before it.
+ * At most `count` rows of directions `unit`, [{id, reason, copies}]: of the open ones, and every third the next of
+ * those that wait to judge. None has a near-copy among the labelled rows, or before it.
  *
  * @param kernel computes the matrix products; see numbers.js.
  * @param margins how sure a classifier is of each open row; null without one.
@@ -41,7 +41,7 @@ export function next(unit, D, kernel, { open, waiting, labelled, count, margins 
   return withCopies(unit, D, kernel, found.filter(Boolean), new Set([...open, ...waiting]), new Set(labelled));
 }
 
-/** Typical and different pictures: of each cluster without a labelled one the nearest to its centre, the largest first. */
+/** Typical and different pictures: of each cluster without a labelled one the nearest to its centre, largest first. */
 function typical(unit, D, kernel, open, labelled, count) {
   const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE);
   const x = rowsOf(unit, rows, D);
@@ -55,13 +55,14 @@ function typical(unit, D, kernel, open, labelled, count) {
   }));
 }
 
-/** K-means, begun at the first k of the rows x, which are in random order: the cluster of each, its distance to the centre. */
+/** K-means, begun at the first k of rows x in random order: the cluster of each, and its distance to the centre. */
 function clustersOf(x, D, kernel, k) {
   const N = x.length / D;
   const [centres, sizes] = [x.slice(0, k * D), new Float64Array(k)];
   const [cluster, distance] = [new Int32Array(N), new Float64Array(N)];
   for (let step = 0; step < STEPS; step++) {
-    const lengths = [...sizes.keys()].map((c) => dot(centres.subarray(c * D, (c + 1) * D), centres.subarray(c * D, (c + 1) * D)));
+    const centreOf = (c) => centres.subarray(c * D, (c + 1) * D);
+    const lengths = [...sizes.keys()].map((c) => dot(centreOf(c), centreOf(c)));
     const products = kernel.product(x, N, { data: centres, outs: k, inner: D });
     distance.fill(Infinity);
     products.forEach((product, at) => {
