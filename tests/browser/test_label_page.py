@@ -25,7 +25,7 @@ SHARED = ("chinese.js", "icon.svg")
 """Files of the explorer."""
 FIT: dict[str, Any] = (
     json.loads("""{"number": 1, "labels": 10, "measure": "accuracy", "value": 0.91, "low": 0.78,
-    "high": 0.97, "reason": "", "forecast": {"labels": 20, "value": 0.93, "low": 0.88, "high": 0.96},
+    "high": 0.97, "reason": "",
     "confused": {"label": "cat", "said": "dog", "count": 5},
     "acceptances": [{"label": "cat", "count": 3, "value": 0.97, "low": 0.95, "high": 0.99}]}""")
 )
@@ -214,7 +214,6 @@ def test_keys_alone_lead_from_no_class_to_a_command_that_trains(browser: Any) ->
         press(visit, "Space", "Enter")
         assert saved(visit, 2) == ["cat", "cat"]
         assert visit.text("#interval") == "78 to 97%"
-        assert visit.text("#later") == "10 more labels: about 93% (88 to 96)"
         assert len(server.labels) == 13
         visit.page.locator("#accepted button").last.focus()
         press(visit, "Enter")

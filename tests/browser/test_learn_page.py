@@ -215,6 +215,18 @@ def test_pictures_of_other_days_are_judged_by_classifiers_without_them(visit: Vi
     assert re.fullmatch(r"Of pictures taken at other times, \d+% \(\d+% to \d+%\) are answered right.", note)
 
 
+def test_page_is_chinese_in_a_chinese_browser(browser: Any, path: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.heic").write_bytes(b"ftypheic")
+    with visiting(browser, path.as_uri(), offline=True, locale="zh-CN") as visit:
+        texts = visit.page.locator("body").inner_text().split()
+        assert {text for text in texts if text.isascii()} <= {"vitascope", "0", "?", "s"}
+        add(visit, folder / "red 0.png", tmp_path / "a.heic")
+        ask(visit, "skip", [0])
+        visit.page.locator("#undo[title='已跳过（1 张图片）']").wait_for()
+        assert visit.text("#notes p >> nth=1").startswith("a.heic：此浏览器")
+        assert visit.faults == []
+
+
 def test_full_storage_is_an_error_and_what_failed_can_be_repeated(visit: Visit, folder: Path) -> None:
     full = visit.page.context.new_cdp_session(visit.page)
     full.send("Storage.overrideQuotaForOrigin", {"origin": "file://", "quotaSize": 1})

@@ -2,6 +2,8 @@
 
 /** What an engine does beside labelling: `begin({attempt})` may add to `#tools` and `#outputs` of the page. */
 export const abilities = {};
+/** The page's texts in Chinese by the English ones. */
+export const fetchTexts = () => ask("web/chinese.json");
 /** The state; with `after`, once its version is another one, or after a while. */
 export const state = (after) => ask(`api/state${after === undefined ? "" : `?after=${after}`}`);
 /** {pictures, total} of the view "next", "doubtful", "suspects" or "labelled"; of one class if it is named. */

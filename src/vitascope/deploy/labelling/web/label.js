@@ -4,7 +4,7 @@ import { Batch } from "./batch.js";
 import { translatePage } from "./chinese.js";
 import { classOf, drawClasses, listenToField } from "./classes.js";
 import { at, counted, fill, make, words, write } from "./elements.js";
-import { abilities, accept, decide, skip, state, undo } from "./engine.js";
+import { abilities, accept, decide, fetchTexts, skip, state, undo } from "./engine.js";
 import { drawGrid, enlarge, focusCurrent } from "./grid.js";
 import { drawProgress } from "./progress.js";
 
@@ -227,6 +227,6 @@ async function start() {
   if (!known.classes.length) at("name").focus();
 }
 
-translatePage();
+translatePage(fetchTexts);
 abilities.begin?.({ attempt });
 follow();

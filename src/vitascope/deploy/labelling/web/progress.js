@@ -3,16 +3,14 @@
 import { at, counted, fill, hundredths, make, whole, write } from "./elements.js";
 
 const interval = ({ low, high }) => `${hundredths(low)} to ${hundredths(high)}`;
-const estimate = (shares) => `${hundredths(shares.value)}% (${interval(shares)})`;
 const NONE = { measure: "accuracy", reason: "Shown when two classes have a few pictures each.", acceptances: [] };
 
 /** Draw the state; its buttons call `open(view, label)` and `accept(label, fit)`; the doubtful of `looked` are shown. */
 export function drawProgress(state, open, accept, looked) {
   const { pictures, labelled, read, remaining_s: remaining, unreadable } = state;
-  const { value = null, forecast, confused, ...fit } = state.fit ?? NONE;
+  const { value = null, confused, ...fit } = state.fit ?? NONE;
   const time = remaining < 90 ? `${remaining} s` : `${Math.round(remaining / 60)} min`;
   const sources = [`${whole(state.looked)} looked at`, `${whole(state.accepted)} accepted`, `${whole(state.given)} given`];
-  const later = value !== null && forecast;
   const texts = {
     count: whole(labelled),
     of: `of ${counted(pictures, "picture")}`,
@@ -21,7 +19,6 @@ export function drawProgress(state, open, accept, looked) {
     measure: fit.measure[0].toUpperCase() + fit.measure.slice(1),
     percent: value === null ? "" : `${hundredths(value)}%`,
     interval: value === null ? "" : `${interval(fit)}%`,
-    later: later ? `${counted(forecast.labels - fit.labels, "more label")}: about ${estimate(forecast)}` : "",
     reason: value === null ? fit.reason : "",
     confused: confused ? `${confused.count} “${confused.label}” taken for “${confused.said}”` : "",
     "of-suspects": state.suspects ? whole(state.suspects) : "",
@@ -33,25 +30,22 @@ export function drawProgress(state, open, accept, looked) {
   Object.assign(at("share"), { max: pictures || 1, value: labelled });
   Object.assign(at("read-share"), { max: pictures || 1, value: read });
   at("confused").onclick = () => open("suspects", confused.label);
-  drawScale(at("value"), value !== null && { ...fit, value });
-  drawScale(at("forecast"), later);
+  at("value").hidden = value === null;
+  if (value !== null) {
+    const [range, mark] = at("value").querySelectorAll("i");
+    Object.assign(range.style, { left: `${100 * fit.low}%`, right: `${100 - 100 * fit.high}%` });
+    mark.style.left = `${100 * value}%`;
+  }
   const notes = [unreadable && `${counted(unreadable, "picture")} cannot be read.`, ...state.notes].filter(Boolean);
   fill(at("notes"), notes, () => notes.map((note) => make("p", {}, note)));
   const row = ({ label, count, ...shares }) => {
     const look = make("button", { onclick: () => open("doubtful", label) }, "Look at the doubtful ones");
     const take = make("button", { onclick: () => accept(label, fit.number) }, `Accept ${whole(count)}`);
     take.className = looked === label ? "primary" : "";
-    return make("li", {}, make("p", {}, `Accept ${counted(count, "picture")} as “${label}”: ${estimate(shares)} right`), look, take);
+    const right = `${hundredths(shares.value)}% (${interval(shares)}) right`;
+    return make("li", {}, make("p", {}, `Accept ${counted(count, "picture")} as “${label}”: ${right}`), look, take);
   };
   fill(at("accepted"), [fit.acceptances, fit.number, looked], () => fit.acceptances.map(row));
   const hidden = { reading: read + unreadable >= pictures, notes: !notes.length, accept: !fit.acceptances.length, end: !labelled };
   for (const [id, isHidden] of Object.entries(hidden)) at(id).hidden = isHidden;
-}
-
-function drawScale(figure, shares) {
-  figure.hidden = !shares;
-  if (!shares) return;
-  const [range, mark] = figure.querySelectorAll("i");
-  Object.assign(range.style, { left: `${100 * shares.low}%`, right: `${100 - 100 * shares.high}%` });
-  mark.style.left = `${100 * shares.value}%`;
 }

@@ -2,7 +2,7 @@
 // the explorer draws both. Here they stay in memory.
 
 import { gradCam } from "./gradcam.js";
-import { joined, transposed } from "./numbers.js";
+import { joined, sigmoid, softmax, transposed } from "./numbers.js";
 import { pixelsOf } from "./pixels.js";
 import { pooledAlone } from "./readout.js";
 
@@ -204,13 +204,8 @@ function addShare(sum, numbers, share) {
 }
 
 /** The probability of each class: one of them applies, or any may. */
-function probabilities(logits, outputs) {
-  if (outputs === "independent") return logits.map((x) => 1 / (1 + Math.exp(-x)));
-  const most = logits.reduce((a, b) => Math.max(a, b), -Infinity);
-  const powers = logits.map((x) => Math.exp(x - most));
-  const sum = powers.reduce((a, b) => a + b, 0);
-  return powers.map((power) => power / sum);
-}
+const probabilities = (logits, outputs) =>
+  outputs === "independent" ? logits.map(sigmoid) : softmax(logits.slice(), logits.length);
 
 /** The first h rows and w columns of pixels (C, H, W). */
 function cropped(pixels, [C, H, W], [h, w]) {

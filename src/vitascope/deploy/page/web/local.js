@@ -11,11 +11,9 @@ let reporting = () => {}; // of the request that begins
 
 /** A thread and what it is asked. */
 class Requests {
-  constructor() {
-    this.pending = new Map(); // id -> {resolve, reject, report}
-    this.numbers = 0;
-    this.thread = null;
-  }
+  pending = new Map(); // id -> {resolve, reject, report}
+  numbers = 0;
+  thread = null;
 
   async open() {
     this.thread = await openThread((message) => this.receive(message));
@@ -23,13 +21,10 @@ class Requests {
 
   receive({ id, share, result, error }) {
     const request = this.pending.get(id);
-    if (share !== undefined) {
-      request.report(share);
-      return;
-    }
+    if (share !== undefined) return request.report(share);
     this.pending.delete(id);
     if (error === undefined) request.resolve(result);
-    else request.reject(new RequestError(422, error));
+    else request.reject(new Error(error));
   }
 
   /** Ask the thread; `signal` ends the request, and what is `handed` to the thread leaves the page. */
@@ -49,13 +44,14 @@ class Requests {
 
 /** A model in the document, which leaves it when it is first asked, unless the page is going to export it. */
 class Model extends Requests {
+  pixels = new WeakMap(); // picture -> the promise of the model's pixels
+  reports = []; // of those that wait for the model
+  started = null; // the promise of the model
+
   constructor({ options, about, described }, place) {
     super();
     Object.assign(this, { options, about, described });
     this.pieces = `script[type='text/base64'][data-model='${place}']`;
-    this.pixels = new WeakMap(); // picture -> the promise of the model's pixels
-    this.reports = []; // of those that wait for the model
-    this.started = null; // the promise of the model
   }
 
   /** Start the model if it is not started, and wait for it. */
@@ -130,21 +126,9 @@ export async function computing(source = "") {
   return modelOf(source).computing();
 }
 
-/** A failed request, with a status as the server's have. */
-export class RequestError extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-/** There are no tokens here. */
-export function useToken() {}
-
-/** As above. */
-export function takeToken() {
-  return false;
-}
+// There are no tokens here.
+export const useToken = () => {};
+export const takeToken = () => false;
 
 /** Run a request, which reports what it is doing. */
 export function whenReady(request, report) {
@@ -201,14 +185,10 @@ export async function fetchModel(source = "") {
 }
 
 /** The page's texts in Chinese by the English ones. */
-export async function fetchTexts() {
-  return texts;
-}
+export const fetchTexts = async () => texts;
 
 /** The names and titles of the samples. */
-export async function fetchSamples() {
-  return samples;
-}
+export const fetchSamples = async () => samples;
 
 /** A sample's encoded picture. */
 export async function fetchSample(name) {

@@ -84,7 +84,7 @@ export function softmax(x, width) {
   return x;
 }
 
-const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+export const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const silu = (x) => x * sigmoid(x);
 
 /** The activations of a number, by the names of the options `mlp` and `tokenizer_activation`. */

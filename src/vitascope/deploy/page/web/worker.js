@@ -13,17 +13,15 @@ import { Weights } from "./weights.js";
 export const tasks = {};
 
 class Thread {
+  aborted = new Set();
+  last = Promise.resolve(); // requests are answered one after another
+
   constructor(post) {
     this.post = post;
-    this.aborted = new Set();
-    this.last = Promise.resolve(); // requests are answered one after another
   }
 
   receive({ id, do: name, ...given }) {
-    if (name === "abort") {
-      this.aborted.add(id);
-      return;
-    }
+    if (name === "abort") return this.aborted.add(id);
     this.last = this.last.then(async () => {
       try {
         if (this.aborted.has(id)) throw new Error("aborted");

@@ -4,8 +4,6 @@
 // translations by the texts; one that begins with ^ is a pattern, whose parts in ‹› are translated themselves. It is made
 // from the catalog translations/zh.po.
 
-import { fetchTexts } from "./server.js";
-
 const KEPT = ".name, .predictions *, #found *, #command *, .fault span"; // names, commands, errors
 const ATTRIBUTES = ["aria-label", "aria-roledescription", "placeholder", "title"];
 
@@ -24,9 +22,7 @@ function inChinese(text) {
   return text;
 }
 
-function isKept(element) {
-  return element.closest(KEPT) !== null;
-}
+const isKept = (element) => element.closest(KEPT) !== null;
 
 function translateText(node) {
   const text = node.data.replace(/\s+/g, " ").trim();
@@ -50,8 +46,8 @@ function translateAll(root) {
   }
 }
 
-/** Translate the page, and what is changed in it, in a browser whose language is Chinese. */
-export async function translatePage() {
+/** Translate the page, and what is changed in it, by what is fetched, in a browser whose language is Chinese. */
+export async function translatePage(fetchTexts) {
   if (!navigator.language.startsWith("zh")) return;
   texts = await fetchTexts();
   patterns = Object.entries(texts).filter(([text]) => text.startsWith("^"));

@@ -6,7 +6,7 @@ import { listen } from "./keyboard.js";
 import { linkOf, readLink, viewOf } from "./link.js";
 import { Panel } from "./panel.js";
 import { copyPng, savePng } from "./save.js";
-import { fetchModel, fetchSample, fetchSamples, takeToken, useToken, whenReady } from "./server.js";
+import { fetchModel, fetchSample, fetchSamples, fetchTexts, takeToken, useToken, whenReady } from "./server.js";
 import { change, FIRST, mapOf, offIn, onChange, redraw, share, use, view, viewIn } from "./view.js";
 import { commandOf, placeOf, predictionOf, titleOf } from "./words.js";
 import { Wall } from "./wall.js";
@@ -39,15 +39,14 @@ const events = {
     news = predictionOf(panel.answer, SPOKEN);
     if (isFirst) FIRST.method = view.method;
     if (isFirst && panel.answer.inside) {
-      FIRST.layer = firstLayer(panel.answer.inside);
+      const { depth, patches_read_last: readLast } = panel.answer.inside;
+      FIRST.layer = Math.max(0, readLast ? depth - 1 : depth - 2); // the last that uses the attention of patches
       change({ layer: FIRST.layer });
     }
     if (link) follow(panel);
     redraw();
   },
-  closed(panel) {
-    removePanel(panel);
-  },
+  closed: removePanel,
   touched(panel) {
     if (panel.answer && panel !== active) activate(panel);
   },
@@ -91,9 +90,7 @@ function compare() {
   panel.open(answer.picture, name, sample);
 }
 
-function modelOf(answer) {
-  return models.find(({ source }) => source === answer.source);
-}
+const modelOf = (answer) => models.find(({ source }) => source === answer.source);
 
 function removePanel(panel) {
   panels.splice(panels.indexOf(panel), 1);
@@ -199,11 +196,6 @@ async function bring(panel, part) {
   }
 }
 
-/** The last layer in which the attention of patches is used. */
-function firstLayer({ depth, patches_read_last: readLast }) {
-  return Math.max(0, readLast ? depth - 1 : depth - 2);
-}
-
 /** The model in a few words. */
 function describe(answer) {
   const { inside, pixels, grid, probabilities } = answer;
@@ -223,7 +215,9 @@ async function load() {
     const first = await whenReady(fetchModel, wait);
     const beside = first.beside ? [await whenReady(() => fetchModel(BESIDE), wait)] : [];
     models = [first, ...beside].map((one, at) => ({ ...one, source: at ? BESIDE : "" }));
-    introduce(first);
+    const known = [first.name, first.architecture].filter(Boolean);
+    document.title = `${[...known, first.digest.slice(0, 8)].join(" · ")} – vitascope`;
+    at("model").textContent = known.join(" · ");
     const listed = await whenReady(fetchSamples, wait);
     samples = await Promise.all(
       listed.map(async ({ name, title }) => {
@@ -254,13 +248,6 @@ function visit() {
   else if (first.answer) follow(first);
 }
 
-/** Name the model in the title and on the page. */
-function introduce({ name, architecture, digest }) {
-  const known = [name, architecture, digest.slice(0, 8)].filter(Boolean).join(" · ");
-  document.title = `${known} – vitascope`;
-  at("model").textContent = [name, architecture].filter(Boolean).join(" · ");
-}
-
 function openSample(panel, name) {
   const { blob, title } = samples.find((sample) => sample.name === name);
   panel.open(blob, title, name);
@@ -269,16 +256,12 @@ function openSample(panel, name) {
 function askForToken(again) {
   const dialog = at("token-dialog");
   if (dialog.open) return;
-  dialog.addEventListener(
-    "close",
-    () => {
-      if (!at("token").value) return;
-      useToken(at("token").value);
-      at("token").value = "";
-      again();
-    },
-    { once: true },
-  );
+  dialog.onclose = () => {
+    if (!at("token").value) return;
+    useToken(at("token").value);
+    at("token").value = "";
+    again();
+  };
   dialog.showModal();
 }
 
@@ -319,9 +302,7 @@ async function report(button, action, done) {
 }
 
 /** The panel for a picture that is dropped or pasted beside the panels: an empty one first. */
-function target() {
-  return panels.find((panel) => !panel.answer) ?? active ?? panels[0];
-}
+const target = () => panels.find((panel) => !panel.answer) ?? active ?? panels[0];
 
 function take(transfer) {
   const file = [...transfer.files].find((one) => one.type.startsWith("image/"));
@@ -331,13 +312,11 @@ function take(transfer) {
 
 // Dark or light: the system's choice until the reader makes one, which the browser keeps if it has storage
 
-function applyTheme() {
-  try {
-    const kept = localStorage.getItem(THEME);
-    if (kept) document.documentElement.dataset.theme = kept;
-  } catch {
-    // no storage
-  }
+try {
+  const kept = localStorage.getItem(THEME);
+  if (kept) document.documentElement.dataset.theme = kept;
+} catch {
+  // no storage
 }
 
 function toggleTheme() {
@@ -349,6 +328,7 @@ function toggleTheme() {
   } catch {
     // no storage
   }
+  redraw();
 }
 
 const help = () => at("help-dialog").showModal();
@@ -357,10 +337,7 @@ const shown = () => panels.filter((panel) => panel.answer);
 const caption = () => ({ model: names(), command: active.answer.grid ? commandOf(active.answer) : "" });
 const save = () => active?.answer && savePng(shown(), caption());
 
-at("compare").addEventListener("click", () => {
-  if (panels.length > 1) removePanel(panels.at(-1));
-  else compare();
-});
+at("compare").addEventListener("click", () => (panels.length > 1 ? removePanel(panels.at(-1)) : compare()));
 at("save").addEventListener("click", save);
 at("copy").addEventListener("click", () => report(at("copy"), () => copyPng(shown(), caption()), "Copied"));
 at("link").addEventListener("click", () => {
@@ -369,10 +346,7 @@ at("link").addEventListener("click", () => {
 });
 for (const name of ["copy", "link"]) at(name).hidden = !navigator.clipboard; // which only https and this machine have
 at("play").addEventListener("click", play);
-at("theme").addEventListener("click", () => {
-  toggleTheme();
-  redraw();
-});
+at("theme").addEventListener("click", toggleTheme);
 at("help").addEventListener("click", help);
 at("wall-one").addEventListener("change", () => {
   wall.wanted = at("wall-one").checked;
@@ -388,7 +362,7 @@ document.addEventListener("drop", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 new ResizeObserver(redraw).observe(at("wall-figure"));
 
-translatePage();
+translatePage(fetchTexts);
 onChange(draw);
 listen({ answer: () => active?.answer, controls, open: () => target().input.click(), save, help });
 window.addEventListener("hashchange", () => {
@@ -396,7 +370,6 @@ window.addEventListener("hashchange", () => {
   if (takeToken()) load();
   else visit();
 });
-applyTheme();
 takeToken();
 addPanel();
 load();

@@ -3,6 +3,7 @@
 // Everything that is decided is an entry of the log: {text, time, changes: [[id, before, after]], skipped: [id]}, where a
 // label before and after is {name, source, isConfirmed} or null; it is confirmed if it is given twice.
 
+import { counted, hundredths } from "./elements.js";
 import { modelFile, pageFile } from "./export.js";
 import { joined } from "./numbers.js";
 import { EVERY, FEW, shuffled } from "./order.js";
@@ -17,6 +18,8 @@ const AT_ONCE = 2; // pictures that are added at the same time: one is decoded w
 const PATIENCE = 20_000; // milliseconds that `state` waits for a change
 const TOLD = 5; // pictures that cannot be read, by name
 
+/** As in the engine of the server. */
+export const fetchTexts = async () => pageData.texts;
 /** What the engine does beside labelling. */
 export const abilities = { begin: ({ attempt }) => offerTools({ attempt, add, cancel, exported }) };
 
@@ -29,13 +32,14 @@ let version = 0;
 let adding = null; // {queue, total, done, begun, finished}
 let [fit, fits, fitting, stale, failure] = [null, 0, false, false, ""];
 let order = null; // the promise of the pictures to label next
-let [storage, learner] = [null, null];
-let saving = Promise.resolve(); // the last of what is saved one after another
+const storage = new Storage();
+let learner = null;
 const opened = open();
 opened.catch(() => {}); // every request throws it
+let saving = null; // the promise of the last of what is saved one after another
 
 async function open() {
-  storage = await Storage.open(`vitascope ${pageData.learning.digest}`);
+  await storage.open(`vitascope ${pageData.learning.digest}`);
   learner = await openTasks();
   const kept = await storage.all("pictures");
   await take(kept, joined(kept.map(({ features }) => features)));
@@ -68,9 +72,8 @@ function apply(entry) {
 }
 
 /** Do something after all that is being saved. */
-async function inTurn(act) {
-  await opened;
-  const done = saving.then(act);
+function inTurn(act) {
+  const done = Promise.all([opened, saving]).then(act);
   saving = done.catch(() => {});
   return done;
 }
@@ -79,7 +82,7 @@ async function inTurn(act) {
 function save(of) {
   return inTurn(async () => {
     const entry = { time: new Date().toISOString(), changes: [], skipped: [], ...of() };
-    await storage.append(log.length, entry);
+    await storage.writeLog((kept) => kept.add(entry, log.length));
     apply(entry);
     change();
     return snapshot();
@@ -87,11 +90,8 @@ function save(of) {
 }
 
 const percent = ({ value, low, high }) => `${share(value)} (${share(low)} to ${share(high)})`;
-const share = (value) => `${Math.round(100 * value)}%`;
-const several = (count) => `${count.toLocaleString("en")} picture${count === 1 ? "" : "s"}`;
-
-/** The name of a class, as it is compared. */
-const canonical = (name) => name.normalize("NFC").trim();
+const share = (value) => `${hundredths(value)}%`;
+const several = (count) => counted(count, "picture");
 
 /** The classes with their pictures, in the order in which they were named. */
 function classes() {
@@ -105,49 +105,40 @@ function classes() {
 
 export async function state(after) {
   await opened;
-  if (after === version) {
-    await new Promise((resolve) => {
-      waiting.push(resolve);
-      setTimeout(resolve, PATIENCE);
-    });
-  }
+  const changed = (resolve) => {
+    waiting.push(resolve);
+    setTimeout(resolve, PATIENCE);
+  };
+  if (after === version) await new Promise(changed);
   return snapshot();
 }
 
-export async function decide(decisions) {
-  return save(() => {
-    const changes = decisions.map(({ id, labels }) => {
-      const [before, name] = [album[id].label, labels && canonical(labels[0])];
-      return [id, before, labels && { name, source: "looked", isConfirmed: before?.name === name }];
-    });
-    const names = new Set(changes.map(([, , after]) => after?.name ?? "label taken away"));
-    return { text: `${[...names].join(", ")} (${several(changes.length)})`, changes };
+export const decide = (decisions) => save(() => {
+  const changes = decisions.map(({ id, labels }) => {
+    const [before, name] = [album[id].label, labels?.[0].normalize("NFC").trim()];
+    return [id, before, labels && { name, source: "looked", isConfirmed: before?.name === name }];
   });
-}
+  const names = new Set(changes.map(([, , after]) => after?.name ?? "label taken away"));
+  return { text: `${[...names].join(", ")} (${several(changes.length)})`, changes };
+});
 
-export async function skip(ids) {
-  return save(() => ({ text: `skipped (${several(ids.length)})`, skipped: ids }));
-}
+export const skip = (ids) => save(() => ({ text: `skipped (${several(ids.length)})`, skipped: ids }));
 
-export async function accept(name, number) {
-  return save(() => {
-    if (number !== fit?.number) throw new Error("The classifier is another one by now: look at its pictures again.");
-    const changes = doubtful(name).map((id) => [id, null, { name, source: "accepted" }]);
-    return { text: `${name} (${several(changes.length)}, accepted)`, changes };
-  });
-}
+export const accept = (name, number) => save(() => {
+  if (number !== fit?.number) throw new Error("The classifier is another one by now: look at its pictures again.");
+  const changes = doubtful(name).map((id) => [id, null, { name, source: "accepted" }]);
+  return { text: `${name} (${several(changes.length)}, accepted)`, changes };
+});
 
-export async function undo() {
-  return inTurn(async () => {
-    if (!log.length) throw new Error("There is nothing to undo.");
-    await storage.drop(log.length - 1);
-    const { changes, skipped } = log.pop();
-    for (const [id, before] of changes) album[id].label = before;
-    for (const id of skipped) album[id].skipped = false;
-    change();
-    return { ...snapshot(), ids: [...changes.map(([id]) => id), ...skipped] };
-  });
-}
+export const undo = () => inTurn(async () => {
+  if (!log.length) throw new Error("There is nothing to undo.");
+  await storage.writeLog((kept) => kept.delete(log.length - 1));
+  const { changes, skipped } = log.pop();
+  for (const [id, before] of changes) album[id].label = before;
+  for (const id of skipped) album[id].skipped = false;
+  change();
+  return { ...snapshot(), ids: [...changes.map(([id]) => id), ...skipped] };
+});
 
 /** {pictures, total} of a view, as the server has it. */
 export async function pictures(view, count, name) {
@@ -205,10 +196,7 @@ async function refresh() {
   const names = classes().map(({ name }) => name);
   const rows = [...album.keys()].filter((id) => album[id].label?.source === "looked");
   const labels = rows.map((id) => names.indexOf(album[id].label.name));
-  if (new Set(labels).size < 2) {
-    fit = null;
-    return;
-  }
+  if (new Set(labels).size < 2) return (fit = null);
   fitting = true;
   const [before, sessions] = [new Set(pool().before), rows.map((id) => album[id].session)];
   const judges = rows.map((id) => before.has(id));
@@ -232,7 +220,7 @@ function shown() {
   const { score, confused, sure, reason } = fit.evidence;
   const offers = fit.names.map((label) => ({ label, count: doubtful(label).length, ...sure }));
   return {
-    ...{ number: fit.number, measure: "accuracy", reason, forecast: null },
+    ...{ number: fit.number, measure: "accuracy", reason },
     ...(score ?? { labels: fit.rows.length, value: null, low: null, high: null }),
     confused: confused && { ...confused, label: fit.names[confused.label], said: fit.names[confused.said] },
     acceptances: offers.filter(({ count }) => count),
@@ -359,14 +347,11 @@ async function addOne(file) {
   const [hash, key] = [new Uint8Array(digest, 0, 16).join(" "), new Uint32Array(digest)[7]];
   if (hashes.has(hash)) return; // this file is here
   hashes.add(hash);
-  let found = null;
-  try {
-    found = await fetchFeatures(file, thumbnailOf);
-  } catch (error) {
-    hashes.delete(hash);
+  const found = await fetchFeatures(file, thumbnailOf).catch(({ message }) => {
     const isHeic = /\.hei[cf]$/i.test(name);
-    return faults.push(`${name}: ${isHeic ? "HEIC, which this browser cannot read: save it as JPEG" : error.message}`);
-  }
+    faults.push(`${name}: ${isHeic ? "HEIC, which this browser cannot read: save it as JPEG" : message}`);
+  });
+  if (!found) return hashes.delete(hash);
   const picture = { name, key, hash, session: new Date(file.lastModified).toISOString().slice(0, 10) };
   const kept = inTurn(async () => {
     await storage.addPicture(album.length, { ...picture, features: found.features }, found.seen);

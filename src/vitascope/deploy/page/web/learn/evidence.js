@@ -9,7 +9,6 @@ import { countsOf, largest } from "./regression.js";
 const Z = 1.959964; // of 95% intervals
 const TAIL = 0.025; // below and above them
 const LEAST = 0.9; // answers are accepted if the lower limit of their share of right ones is at least this
-const EVEN = 0.5;
 
 /**
  * The evidence of probabilities (n, K), each of a picture that its classifier did not see, beside the labels (n):
@@ -21,9 +20,9 @@ export function evidenceOf(probabilities, labels, K, judges) {
   const rows = Array.from(labels, (label, n) => ({ n, label, p: probabilities.subarray(n * K, (n + 1) * K) }));
   const counts = countsOf(labels, K);
   const measured = rows.filter(({ label }) => counts[label] > 1);
-  const none = { score: null, confused: null, suspects: [], sure: null };
   if (new Set(measured.map(({ label }) => label)).size < 2) {
-    return { ...none, reason: "too few labels: accuracy needs two pictures of two classes each" };
+    const reason = "too few labels: an accuracy needs two pictures of two classes each";
+    return { score: null, confused: null, suspects: [], sure: null, reason };
   }
   const judging = measured.filter(({ n }) => judges[n]);
   const isRight = ({ label, p }) => largest(p) === label;
@@ -49,7 +48,8 @@ function confusedOf(rows, K) {
 function suspectsOf(rows, K) {
   const [counts, own] = [Array(K).fill(0), Array(K).fill(0)];
   for (const { label, p } of rows) [counts[label], own[label]] = [counts[label] + 1, own[label] + p[label]];
-  const contradicts = ({ label, p }) => p.some((value, k) => k !== label && counts[k] && value > EVEN && value * counts[k] >= own[k]);
+  const contradicts = ({ label, p }) =>
+    p.some((value, k) => k !== label && counts[k] && value > 0.5 && value * counts[k] >= own[k]);
   const least = [...rows].sort((a, b) => a.p[a.label] - b.p[b.label]).slice(0, rows.filter(contradicts).length);
   return least.filter(({ label, p }) => largest(p) !== label).map(({ n }) => n);
 }

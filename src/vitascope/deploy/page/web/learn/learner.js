@@ -2,18 +2,17 @@
 
 import { evidenceOf } from "./evidence.js";
 import { joined, plain } from "./numbers.js";
-import { Order, directions } from "./order.js";
+import { directions, next } from "./order.js";
 import { MOST_FOLDS, fitted, heldOut, probabilitiesOf, rowsOf } from "./regression.js";
 import { simdKernel } from "./simd.js";
 import { tasks } from "./worker.js";
 
-let [kernel, features, D] = [plain, new Float32Array(0), 0]; // features (N, D), in blocks until they are read
-let blocks = [];
+let [kernel, D] = [plain, 0];
+let blocks = []; // of features (N, D)
 
 function all() {
-  if (blocks.length) features = joined([features, ...blocks]);
-  blocks = [];
-  return features;
+  if (blocks.length !== 1) blocks = [joined(blocks)];
+  return blocks[0];
 }
 
 tasks.prepare = ({ programs }) => {
@@ -32,13 +31,17 @@ tasks.keep = ({ values, width }) => {
  * the pictures that judge. `elsewhere` is the accuracy of classifiers that saw no picture of the same session.
  */
 tasks.fit = ({ rows, labels, K, judges, sessions }) => {
-  const own = rowsOf(all(), rows, D);
+  const features = all();
+  const own = rowsOf(features, rows, D);
   const map = fitted(own, labels, K);
   const steering = [...rows.keys()].filter((at) => !judges[at]);
   const labelsOf = steering.map((at) => labels[at]);
   const other = new Set(labelsOf).size > 1 ? fitted(rowsOf(own, steering, D), labelsOf, K) : map;
   const [probabilities, out, p] = [probabilitiesOf(features, map), heldOut(own, labels, K), probabilitiesOf(features, other)];
-  const margins = Float64Array.from({ length: p.length / K }, (_, n) => margin(p.subarray(n * K, (n + 1) * K)));
+  const margins = Float64Array.from({ length: p.length / K }, (_, n) => {
+    const [second, most] = p.slice(n * K, (n + 1) * K).sort().slice(-2);
+    return most - second;
+  });
   const names = [...new Set(sessions)];
   const folds = sessions.map((session) => names.indexOf(session) % MOST_FOLDS);
   const elsewhere = names.length > 1 ? evidenceOf(heldOut(own, labels, K, folds), labels, K, judges).score : null;
@@ -46,10 +49,4 @@ tasks.fit = ({ rows, labels, K, judges, sessions }) => {
   return { map, evidence: evidenceOf(out, labels, K, judges), elsewhere, tensors };
 };
 
-/** How much more probable the answer is than the next best one. */
-function margin(shares) {
-  const [next, most] = shares.toSorted().slice(-2);
-  return most - next;
-}
-
-tasks.next = (asked) => new Order(directions(all(), D), D, kernel).next(asked);
+tasks.next = (asked) => next(directions(all(), D), D, kernel, asked);

@@ -24,79 +24,74 @@ export function directions(features, D) {
   return unit;
 }
 
-export class Order {
-  /** @param kernel computes the matrix products; see numbers.js. */
-  constructor(unit, D, kernel) {
-    Object.assign(this, { unit, D, kernel, N: unit.length / D });
-  }
+/**
+ * At most `count` rows of directions `unit`, [{id, reason, copies}]: of the open ones, and every third the next of
+ * those that wait to judge. None has a near-copy among the labelled rows, or before it.
+ *
+ * @param kernel computes the matrix products; see numbers.js.
+ * @param margins how sure a classifier is of each open row; null without one.
+ */
+export function next(unit, D, kernel, { open, waiting, labelled, count, margins }) {
+  const judges = waiting.slice(0, count).map((id) => ({ id, reason: "at random, to measure the accuracy" }));
+  const places = [...open.keys()].sort((a, b) => margins?.[a] - margins?.[b]);
+  const unsure = () => places.slice(0, count).map((place) => ({ id: open[place], reason: "unsure" }));
+  const chosen = margins && labelled.length >= FEW ? unsure() : typical(unit, D, kernel, open, labelled, count);
+  const isJudge = (at) => (at % EVERY === EVERY - 1 && judges.length) || !chosen.length;
+  const found = Array.from({ length: count }, (_, at) => (isJudge(at) ? judges : chosen).shift());
+  return withCopies(unit, D, kernel, found.filter(Boolean), new Set([...open, ...waiting]), new Set(labelled));
+}
 
-  /**
-   * At most `count` rows, [{id, reason, copies}]: of the open ones, and every third the next of those that wait to judge.
-   * None has a near-copy among the labelled rows, or before it.
-   *
-   * @param margins how sure a classifier is of each open row; null without one.
-   */
-  next({ open, waiting, labelled, count, margins }) {
-    const judges = waiting.slice(0, count).map((id) => ({ id, reason: "at random, to measure the accuracy" }));
-    const places = [...open.keys()].sort((a, b) => margins?.[a] - margins?.[b]);
-    const unsure = () => places.slice(0, count).map((place) => ({ id: open[place], reason: "unsure" }));
-    const chosen = margins && labelled.length >= FEW ? unsure() : this.typical(open, labelled, count);
-    const isJudge = (at) => (at % EVERY === EVERY - 1 && judges.length) || !chosen.length;
-    const found = Array.from({ length: count }, (_, at) => (isJudge(at) ? judges : chosen).shift());
-    return this.withCopies(found.filter(Boolean), new Set([...open, ...waiting]), new Set(labelled));
-  }
+/** Typical and different pictures: of each cluster without a labelled one the nearest to its centre, largest first. */
+function typical(unit, D, kernel, open, labelled, count) {
+  const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE);
+  const x = rowsOf(unit, rows, D);
+  const { cluster, distance } = clustersOf(x, D, kernel, Math.min(labelled.length + count, rows.length));
+  const clusters = new Map();
+  cluster.forEach((k, at) => clusters.set(k, [...(clusters.get(k) ?? []), at]));
+  const without = [...clusters.values()].filter((places) => places[0] >= labelled.length);
+  return without.sort((a, b) => b.length - a.length).map((places) => ({
+    id: rows[places.reduce((best, at) => (distance[at] < distance[best] ? at : best))],
+    reason: `typical of ${places.length} picture${places.length === 1 ? "" : "s"}`,
+  }));
+}
 
-  /** Typical and different pictures: of each cluster without a labelled one the nearest to its centre, the largest first. */
-  typical(open, labelled, count) {
-    const rows = [...labelled, ...open].slice(0, labelled.length + SAMPLE)
-    const { cluster, distance } = this.clusters(rows, Math.min(labelled.length + count, rows.length));
-    const clusters = new Map();
-    cluster.forEach((k, at) => clusters.set(k, [...(clusters.get(k) ?? []), at]));
-    const without = [...clusters.values()].filter((places) => places[0] >= labelled.length);
-    return without.sort((a, b) => b.length - a.length).map((places) => ({
-      id: rows[places.reduce((best, at) => (distance[at] < distance[best] ? at : best))],
-      reason: `typical of ${places.length} picture${places.length === 1 ? "" : "s"}`,
-    }));
-  }
-
-  /** K-means, begun at the first k rows, which are in random order: the cluster of each row, and its distance to the centre. */
-  clusters(rows, k) {
-    const { D, kernel } = this;
-    const x = rowsOf(this.unit, rows, D);
-    const [centres, sizes] = [x.slice(0, k * D), new Float64Array(k)];
-    const [cluster, distance] = [new Int32Array(rows.length), new Float64Array(rows.length)];
-    for (let step = 0; step < STEPS; step++) {
-      const lengths = [...sizes.keys()].map((c) => dot(centres.subarray(c * D, (c + 1) * D), centres.subarray(c * D, (c + 1) * D)));
-      const products = kernel.product(x, rows.length, { data: centres, outs: k, inner: D });
-      distance.fill(Infinity);
-      products.forEach((product, at) => {
-        const [row, apart] = [Math.floor(at / k), lengths[at % k] - 2 * product];
-        if (apart < distance[row]) [cluster[row], distance[row]] = [at % k, apart];
-      });
-      sizes.fill(0);
-      for (const c of cluster) sizes[c]++;
-      for (let at = 0; at < centres.length; at++) if (sizes[Math.floor(at / D)]) centres[at] = 0;
-      x.forEach((value, at) => {
-        const c = cluster[Math.floor(at / D)];
-        centres[c * D + (at % D)] += value / sizes[c];
-      });
-    }
-    return { cluster, distance };
-  }
-
-  /** The found pictures with the open near-copies of each, without copies of labelled ones and of those before. */
-  withCopies(found, open, labelled) {
-    const { unit, D, kernel, N } = this;
-    const asked = { data: rowsOf(unit, found.map(({ id }) => id), D), outs: found.length, inner: D };
-    const alike = kernel.product(unit, N, asked); // (N, n)
-    const gone = new Set();
-    return found.flatMap(({ id, reason }, place) => {
-      const copies = [...Array(N).keys()].filter((n) => n !== id && alike[n * found.length + place] > ALIKE);
-      const isNew = !gone.has(id) && !copies.some((n) => labelled.has(n));
-      for (const n of copies) gone.add(n);
-      return isNew ? [{ id, reason, copies: copies.filter((n) => open.has(n)) }] : [];
+/** K-means, begun at the first k of rows x in random order: the cluster of each, and its distance to the centre. */
+function clustersOf(x, D, kernel, k) {
+  const N = x.length / D;
+  const [centres, sizes] = [x.slice(0, k * D), new Float64Array(k)];
+  const [cluster, distance] = [new Int32Array(N), new Float64Array(N)];
+  for (let step = 0; step < STEPS; step++) {
+    const centreOf = (c) => centres.subarray(c * D, (c + 1) * D);
+    const lengths = [...sizes.keys()].map((c) => dot(centreOf(c), centreOf(c)));
+    const products = kernel.product(x, N, { data: centres, outs: k, inner: D });
+    distance.fill(Infinity);
+    products.forEach((product, at) => {
+      const [row, apart] = [Math.floor(at / k), lengths[at % k] - 2 * product];
+      if (apart < distance[row]) [cluster[row], distance[row]] = [at % k, apart];
+    });
+    sizes.fill(0);
+    for (const c of cluster) sizes[c]++;
+    for (let at = 0; at < centres.length; at++) if (sizes[Math.floor(at / D)]) centres[at] = 0;
+    x.forEach((value, at) => {
+      const c = cluster[Math.floor(at / D)];
+      centres[c * D + (at % D)] += value / sizes[c];
     });
   }
+  return { cluster, distance };
+}
+
+/** The found pictures with the open near-copies of each, without copies of labelled ones and of those before. */
+function withCopies(unit, D, kernel, found, open, labelled) {
+  const N = unit.length / D;
+  const asked = { data: rowsOf(unit, found.map(({ id }) => id), D), outs: found.length, inner: D };
+  const alike = kernel.product(unit, N, asked); // (N, n)
+  const gone = new Set();
+  return found.flatMap(({ id, reason }, place) => {
+    const copies = [...Array(N).keys()].filter((n) => n !== id && alike[n * found.length + place] > ALIKE);
+    const isNew = !gone.has(id) && !copies.some((n) => labelled.has(n));
+    for (const n of copies) gone.add(n);
+    return isNew ? [{ id, reason, copies: copies.filter((n) => open.has(n)) }] : [];
+  });
 }
 
 /** A list in a random order, always the same (Park and Miller 1988). */

@@ -17,7 +17,7 @@ const STRENGTH = 0.1; // C: a search for it on 20 labels often ends at answers o
  *
  * The bias of a class without pictures is -Infinity.
  */
-export function fitted(features, labels, K, strength = STRENGTH, tolerance = EXACT) {
+export function fitted(features, labels, K, tolerance = EXACT) {
   const [N, D] = [labels.length, features.length / labels.length];
   const counts = countsOf(labels, K);
   const present = [...counts.keys()].filter((k) => counts[k]);
@@ -25,7 +25,7 @@ export function fitted(features, labels, K, strength = STRENGTH, tolerance = EXA
   if (present.length === 1) bias[present[0]] = 0;
   if (present.length < 2) return { weight, bias };
   const { mean, scale, X } = standardized(features, N, D);
-  const C = present.length === 2 ? strength / 2 : strength; // two weights share the penalty of one
+  const C = present.length === 2 ? STRENGTH / 2 : STRENGTH; // two weights share the penalty of one
   const places = Int32Array.from(labels, (label) => present.indexOf(label));
   const solution = solved(X, places, present.map((k) => counts[k] / N), C, tolerance);
   present.forEach((k, place) => {
@@ -50,7 +50,7 @@ export function heldOut(features, labels, K, folds = foldsOf(labels, K)) {
   for (const fold of new Set(folds)) {
     const [out, others] = [[], []];
     folds.forEach((other, n) => (other === fold ? out : others).push(n));
-    const map = fitted(rowsOf(features, others, D), others.map((n) => labels[n]), K, STRENGTH, ROUGH);
+    const map = fitted(rowsOf(features, others, D), others.map((n) => labels[n]), K, ROUGH);
     const p = probabilitiesOf(rowsOf(features, out, D), map);
     out.forEach((n, row) => found.set(p.subarray(row * K, (row + 1) * K), n * K));
   }
@@ -65,9 +65,7 @@ export function foldsOf(labels, K) {
 }
 
 /** The place of the largest number. */
-export function largest(numbers) {
-  return numbers.reduce((best, value, at) => (value > numbers[best] ? at : best), 0);
-}
+export const largest = (numbers) => numbers.reduce((best, value, at) => (value > numbers[best] ? at : best), 0);
 
 /** Some rows (n, D) of features. */
 export function rowsOf(features, rows, D) {
@@ -98,8 +96,6 @@ function standardized(features, N, D) {
 function solved(X, labels, shares, C, tolerance) {
   const [N, K] = [labels.length, shares.length];
   const D = X.length / N;
-  const curvature = (C / K) * shares.reduce((sum, share) => sum + share * (1 - share), 0);
-  const L = cholesky(X, D, curvature);
   const start = new Float64Array(K * D + K);
   start.set(shares.map(Math.log), K * D);
 
@@ -120,12 +116,7 @@ function solved(X, labels, shares, C, tolerance) {
     return { value, slope };
   }
 
-  /** A gradient times the inverse of a matrix near the Hessian; it is changed. */
-  function conditioned(g) {
-    for (let k = 0; k < K; k++) solve(L, g.subarray(k * D, (k + 1) * D), D);
-    return g.map((value, at) => (at < K * D ? value : value / (N * curvature)));
-  }
-  return minimum(loss, start, conditioned, tolerance);
+  return minimum(loss, start, tolerance);
 }
 
 /** W x + b of a row x of features, into p (K). */
@@ -138,41 +129,12 @@ function logits(features, row, weight, bias, p) {
   return p;
 }
 
-/** The factor L of I + c X^T X = L L^T, in the lower triangle of (D, D). */
-function cholesky(X, D, c) {
-  const A = new Float64Array(D * D);
-  for (let i = 0; i < D; i++) A[i * D + i] = 1;
-  for (let from = 0; from < X.length; from += D) {
-    for (let i = 0; i < D; i++) for (let j = 0; j <= i; j++) A[i * D + j] += c * X[from + i] * X[from + j];
-  }
-  for (let i = 0; i < D; i++) {
-    for (let j = 0; j <= i; j++) {
-      let sum = A[i * D + j];
-      for (let k = 0; k < j; k++) sum -= A[i * D + k] * A[j * D + k];
-      A[i * D + j] = i === j ? Math.sqrt(sum) : sum / A[j * D + j];
-    }
-  }
-  return A;
-}
-
-/** Solve L L^T x = b in the place of b. */
-function solve(L, b, D) {
-  for (let i = 0; i < D; i++) {
-    for (let j = 0; j < i; j++) b[i] -= L[i * D + j] * b[j];
-    b[i] /= L[i * D + i];
-  }
-  for (let i = D - 1; i >= 0; i--) {
-    b[i] /= L[i * D + i];
-    for (let j = 0; j < i; j++) b[j] -= L[i * D + j] * b[i];
-  }
-}
-
 /** The minimum of a convex function by L-BFGS (Liu and Nocedal 1989), until a step would hardly lower it. */
-function minimum(loss, x, conditioned, tolerance) {
+function minimum(loss, x, tolerance) {
   const steps = [];
   let { value, slope } = loss(x);
   for (let count = 0; count < MOST_STEPS; count++) {
-    const direction = descent(slope, steps, conditioned);
+    const direction = descent(slope, steps);
     const fall = dot(slope, direction);
     let [length, next, found] = [2, null, null];
     do {
@@ -190,7 +152,7 @@ function minimum(loss, x, conditioned, tolerance) {
 }
 
 /** The negative gradient times the inverse Hessian, estimated from the last steps. */
-function descent(slope, steps, conditioned) {
+function descent(slope, steps) {
   let d = slope.map((value) => -value);
   const shares = new Map();
   for (const step of steps.toReversed()) {
@@ -198,7 +160,9 @@ function descent(slope, steps, conditioned) {
     shares.set(step, share);
     d = d.map((value, i) => value - share * step.y[i]);
   }
-  d = conditioned(d);
+  const last = steps.at(-1);
+  const size = last ? last.curvature / dot(last.y, last.y) : 1 / Math.sqrt(dot(slope, slope));
+  d = d.map((value) => size * value);
   for (const step of steps) {
     const factor = shares.get(step) - dot(step.y, d) / step.curvature;
     d = d.map((value, i) => value + factor * step.s[i]);

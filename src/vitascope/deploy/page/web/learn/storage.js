@@ -5,20 +5,15 @@
 const STORES = ["pictures", "thumbnails", "log"]; // lists: their keys are the numbers from 0
 
 export class Storage {
-  constructor(database) {
-    this.database = database;
-  }
-
   /** Open the storage of a name, for one tab at a time. */
-  static async open(name) {
+  async open(name) {
     await claimed(name);
     const request = indexedDB.open(name);
     request.onupgradeneeded = () => STORES.forEach((store) => request.result.createObjectStore(store));
-    const database = await answerOf(request).catch((error) => {
+    this.database = await answerOf(request).catch((error) => {
       throw new Error(`This browser keeps nothing for this page (${error.message}): open it in another one, or not in a private window.`);
     });
     navigator.storage?.persist?.().catch(() => false); // else it may be deleted where the disk gets full; a user may be asked
-    return new Storage(database);
   }
 
   /** All entries of a list. */
@@ -32,20 +27,15 @@ export class Storage {
 
   /** Append a picture, whose number is `id`, with its thumbnail, an ArrayBuffer. */
   addPicture(id, picture, thumbnail) {
-    return this.write(["pictures", "thumbnails"], "relaxed", ([pictures, thumbnails]) => {
+    return this.write(["pictures", "thumbnails"], "relaxed", (pictures, thumbnails) => {
       pictures.add(picture, id);
       thumbnails.add(thumbnail, id);
     });
   }
 
-  /** Append an entry to the log, and wait until it is on the disk. */
-  append(place, entry) {
-    return this.write(["log"], "strict", ([log]) => log.add(entry, place));
-  }
-
-  /** Take the last entry of the log back. */
-  drop(place) {
-    return this.write(["log"], "strict", ([log]) => log.delete(place));
+  /** Change the log, and wait until it is on the disk. */
+  writeLog(change) {
+    return this.write(["log"], "strict", change);
   }
 
   write(names, durability, change) {
@@ -53,7 +43,7 @@ export class Storage {
       const transaction = this.database.transaction(names, "readwrite", { durability });
       transaction.oncomplete = () => resolve();
       transaction.onabort = () => reject(reasonOf(transaction.error));
-      change(names.map((name) => transaction.objectStore(name)));
+      change(...names.map((name) => transaction.objectStore(name)));
     });
   }
 }

@@ -36,11 +36,7 @@ export function offerTools({ attempt, add, cancel, exported }) {
   );
 }
 
-function button(text, act) {
-  const found = make("button", { type: "button" }, text);
-  found.addEventListener("click", act);
-  return found;
-}
+const button = (text, onclick) => make("button", { type: "button", onclick }, text);
 
 function save(name, content) {
   const link = make("a", { href: URL.createObjectURL(content), download: name });
