@@ -218,6 +218,7 @@ def test_pictures_of_other_days_are_judged_by_classifiers_without_them(visit: Vi
 def test_page_is_chinese_in_a_chinese_browser(browser: Any, path: Path, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.heic").write_bytes(b"ftypheic")
     with visiting(browser, path.as_uri(), offline=True, locale="zh-CN") as visit:
+        visit.page.locator("#undo:has-text('撤销')").wait_for(timeout=PATIENCE)  # translated
         texts = visit.page.locator("body").inner_text().split()
         assert {text for text in texts if text.isascii()} <= {"vitascope", "0", "?", "s"}
         add(visit, folder / "red 0.png", tmp_path / "a.heic")
