@@ -103,6 +103,7 @@ def test_labels_become_a_classifier_and_survive_a_closed_tab(visit: Visit, folde
     assert {one["name"]: one["count"] for one in state["classes"]}.keys() == COLOURS.keys()
     fit = state["fit"]
     assert fit["labels"] == 6  # every third, which was offered at random
+    assert not visit.page.locator("#command").is_visible()  # there is no table
     assert 0 <= fit["low"] <= fit["value"] <= fit["high"] <= 1
     rest = ask(visit, "pictures", "next", 12)["pictures"]
     right = [one["suggestion"]["label"] == one["name"].split()[0] for one in rest]

@@ -153,7 +153,7 @@ def _score(labels: Targets, held_out: Probabilities, judging: Mask, alone: Mask)
     """The score of the judges, (n,), and why there is none or which classes, (K,), it leaves out."""
     truth = labels.take(np.flatnonzero(judging))
     if not truth.counts.any():
-        return None, "no accuracy yet: no picture that was offered at random has a label"
+        return None, "no accuracy yet: label the next pictures that come at random"
     names = ", ".join(labels.class_names[k] for k in np.flatnonzero(alone))
     reason = f"not measured, since only one picture has the label: {names}" if names else ""
     return truth.score(held_out[judging]), reason

@@ -23,7 +23,7 @@ export function drawProgress(state, open, accept, looked) {
     confused: confused ? `${confused.count} “${confused.label}” taken for “${confused.said}”` : "",
     "of-suspects": state.suspects ? whole(state.suspects) : "",
     "of-labelled": labelled ? whole(labelled) : "",
-    command: `vitascope train --data ${/^[\w.,:/-]+$/.test(state.out) ? state.out : `'${state.out.replaceAll("'", "'\\''")}'`}`,
+    command: state.out && `vitascope train --data ${/^[\w.,:/-]+$/.test(state.out) ? state.out : `'${state.out.replaceAll("'", "'\\''")}'`}`,
   };
   for (const [id, text] of Object.entries(texts)) write(at(id), text);
   document.title = `${whole(labelled)} of ${whole(pictures)} – vitascope label`;

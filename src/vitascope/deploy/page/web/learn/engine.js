@@ -178,7 +178,7 @@ function snapshot() {
   const other = fit?.elsewhere && `Of pictures taken at other times, ${percent(fit.elsewhere)} are answered right.`;
   const more = faults.length > TOLD && `… and ${several(faults.length - TOLD)} more`;
   return {
-    ...{ version, out: "labels.csv", several: false, fitting, classes: classes(), undo: log.at(-1)?.text ?? null },
+    ...{ version, out: "", several: false, fitting, classes: classes(), undo: log.at(-1)?.text ?? null },
     ...{ pictures: album.length + faults.length + coming, unreadable: faults.length, read: album.length },
     ...{ labelled: sources.looked + sources.accepted, ...sources, suspects: suspects().length },
     remaining_s: each ? Math.ceil(each * coming) : null,

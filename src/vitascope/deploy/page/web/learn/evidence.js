@@ -32,7 +32,7 @@ export function evidenceOf(probabilities, labels, K, judges) {
     confused: confusedOf(measured, K),
     suspects: suspectsOf(measured, K),
     sure: surest(answers),
-    reason: judging.length ? "" : "no accuracy yet: no picture that was offered at random has a label",
+    reason: judging.length ? "" : "no accuracy yet: label the next pictures that come at random",
   };
 }
 

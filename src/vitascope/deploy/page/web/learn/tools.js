@@ -28,7 +28,6 @@ export function offerTools({ attempt, add, cancel, exported }) {
   });
   document.addEventListener("paste", (event) => event.clipboardData.files.length && addAll([...event.clipboardData.files]));
   document.querySelector("[data-shown='no pictures']").textContent = "Drop pictures or a folder here, paste them, or add them with the buttons above.";
-  at("command").hidden = true; // the files are here instead
   at("end").querySelector("h2").textContent = "Save what was learned";
   at("outputs").append(
     button("Save a page that answers", () => attempt(async () => save("classifier.html", await exported("page")))),
