@@ -32,7 +32,10 @@ def colour_of(name: str) -> str:
 
 def label_current(visit: Visit, named: list[str]) -> None:
     """Label the picture with the ring by its key, or by typing a new class; wait until it is saved."""
-    current = visit.page.locator(".picture[aria-current=true] img[alt]:not([alt=''])")
+    # Not the last picture of a page, which has its label when the next page comes.
+    current = visit.page.locator(
+        ".card:has(.label[hidden]) .picture[aria-current=true] img[alt]:not([alt=''])"
+    )
     current.wait_for(timeout=PATIENCE)
     colour, before = colour_of(current.get_attribute("alt")), visit.text("#count")
     if colour in named:
