@@ -2,10 +2,6 @@
 
     python benchmarks/labelling.py --data five runs/five others 5000 2000 --data photos cifar10 photos 60 29
     python benchmarks/labelling.py --accept --data digits cifar10 digits 1200 597
-    python benchmarks/labelling.py --accept --data digits cifar10 digits 1200 597
-
-With --accept, what `fit_labels` tells is held against the truth: the accuracy, and the answers that it would
-accept without a look, by the share of pictures that are offered at random to judge.
 
 Each draw divides the images of a folder of class folders into a pool and test images. Pictures of the pool
 get their true label in the order of `vitascope next`, ten at a time. The probe is the logistic regression of
