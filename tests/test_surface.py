@@ -39,7 +39,7 @@ RECORD: dict[str, int] = {
     "public names": 66,
     "lines of Python": 58851,
     "lines of JavaScript": 5989,
-    "lines of tests": 58320,
+    "lines of tests": 58400,
     "raise sites": 926,
     "constructions of TrainConfig": 5,
     "questions after the kind of labels": 20,

@@ -80,11 +80,8 @@ def _look(source: decoding.ImageSource, formats: Mapping[str, str]) -> dict[str,
         small = [max(1, round(side * shrink)) for side in picture.size]
         picture = picture.resize((small[0], small[1]), Image.Resampling.BILINEAR)
     image_format = "JPEG" if image.format == decoding.PHONES else image.format or ""
-    suffix = (
-        suffix_of(decoding.source_name(source))
-        if isinstance(source, str | os.PathLike | decoding.Encoded)
-        else ""
-    )
+    has_name = isinstance(source, str | os.PathLike | decoding.Encoded)
+    suffix = suffix_of(decoding.source_name(source)) if has_name else ""
     grey, pixels = picture.convert("L"), np.asarray(picture.convert("RGB"))
     luminance = np.asarray(grey, dtype=np.float32)
     darkest, brightest = np.searchsorted(np.cumsum(grey.histogram()), np.array([0.01, 0.99]) * luminance.size)

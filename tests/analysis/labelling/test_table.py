@@ -10,7 +10,7 @@ import pytest
 from tests.data import write_picture
 from vitascope.analysis.labelling.table import LabelTable, PictureLabel
 from vitascope.data.all_images import all_images
-from vitascope.data.targets import ClassSets
+from vitascope.data.targets import ClassIndices, ClassSets, Targets
 from vitascope.errors import UserError
 
 CAT, DOG = PictureLabel(("cat",), "looked"), PictureLabel(("dog",), "accepted")
@@ -161,6 +161,17 @@ def test_labels_follow_a_folder_that_was_moved(pictures: list[str], tmp_path: Pa
 def test_names_that_a_table_does_not_give_back_are_rejected(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name"):
         LabelTable(tmp_path / "labels.csv").label([name], ["cat", "dog"], "looked")
+
+
+@pytest.mark.parametrize("kind", [ClassIndices, ClassSets])
+def test_the_longest_names_are_read_back(kind: type[Targets], pictures: list[str], tmp_path: Path) -> None:
+    table = LabelTable(tmp_path / "labels.csv", kind)
+    names = [f"{number:0200}x"[1:] for number in range(1 if kind is ClassIndices else 480)]
+    table.record({pictures[0]: table.label(names, [], "looked")})
+    assert LabelTable(table.path, kind).labels[pictures[0]].names == tuple(names)
+    for longer in (["x" * 201], [f"{number:0199}x" for number in range(600)]):
+        with pytest.raises(UserError):
+            table.label(longer, [], "looked")
 
 
 def test_two_unicode_forms_are_one_class(tmp_path: Path) -> None:

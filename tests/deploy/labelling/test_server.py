@@ -6,9 +6,12 @@ import io
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,13 @@ def test_others_may_neither_read_nor_change(fields: dict[str, str], server: Labe
         ("/api/decide", {"decisions": [{"id": -1, "labels": ["cat"]}]}),
         ("/api/decide", {"decisions": [{"id": 4, "labels": ["cat"]}]}),
         ("/api/skip", {"ids": ["a"]}),
+        ("/api/skip", {"ids": [4]}),
+        ("/api/skip", {"ids": [-1]}),
+        ("/api/skip", {"ids": [10**400]}),
+        ("/api/decide", {"decisions": [{"id": 0, "labels": ["x" * 200_000]}]}),
+        ("/api/decide", {"decisions": [{"id": 0, "labels": ["a\0b"]}]}),
+        ("/picture/" + 5000 * "9", None),
+        ("//[", None),
         ("/api/classes", {"name": ""}),
         ("/api/accept", {"label": "cat", "fit": 9}),
         ("/api/nothing", {}),
@@ -137,6 +147,35 @@ def test_impossible_requests_get_a_reason_and_change_nothing(
     assert 400 <= status < 500
     assert json.loads(content)["error"]
     assert not server.session.table.labels
+
+
+def test_cookies_of_other_servers_of_this_machine_do_not_hide_the_token(
+    server: LabelServer, ask: Ask
+) -> None:
+    own = f"vitascope-label-{server.server_port}={server.token}"
+    for others in ('a={"x": 1}', "b[c]=d", '"', "=", "e", 'f="1,2"'):
+        assert ask("/api/state", Cookie=f"{others}; {own}")[0] == 200
+        assert ask("/api/state", Cookie=f"{own}; {others}")[0] == 200
+        assert ask("/api/state", Cookie=others)[0] == 403
+
+
+def test_a_body_that_was_not_read_is_no_request(server: LabelServer) -> None:
+    hidden = b"GET /api/state HTTP/1.1\r\n\r\n"
+    for path in (b"/api/undo", b"/api/nothing"):
+        head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: %d\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+            client.sendall(head % (path, len(hidden)) + hidden)
+            with client.makefile("rb") as answers:
+                assert answers.read().count(b"HTTP/1.1 ") == 1
+
+
+def test_a_page_that_has_gone_prints_nothing(server: LabelServer, capsys) -> None:
+    for size in (b"9", b"900"):
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"POST /api/undo HTTP/1.1\r\nHost: a\r\nContent-Length: " + size + b"\r\n\r\n{")
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
 
 
 def test_changes_of_another_type_or_without_a_length_are_rejected(server: LabelServer, ask: Ask) -> None:

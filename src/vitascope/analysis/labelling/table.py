@@ -20,6 +20,8 @@ from vitascope.storage import explaining_failure, replacing
 
 COLUMNS = ("image", "label", "source", "time")
 """Others of an existing table are kept."""
+LONGEST, LONGEST_CELL = 200, 100_000
+"""Characters of the name of a class, and of all of a picture: Python's csv reads no cell above 131,072."""
 Source = Literal["looked", "accepted", "given"]
 """By a person who has looked at the picture; by the classifier, for many at once; by the data."""
 
@@ -112,10 +114,13 @@ class LabelTable:
         names = tuple(dict.fromkeys(canonical(name.strip()) for name in names))
         if self.kind is ClassIndices and len(names) != 1:
             raise UserError(f"a picture has one class here, not {len(names)}; several allows any number")
+        every = tuple(dict.fromkeys([*classes, *names]))
         for name in names:
-            every = tuple(dict.fromkeys([*classes, *names]))
-            if not (name and name.isprintable() and self._gives_back((name,)) and self._gives_back(every)):
-                raise UserError(f"a table would not give back the name {name!r}; use no separators such as ;")
+            is_name = 0 < len(name) <= LONGEST and name.isprintable() and self._gives_back((name,))
+            if not (is_name and self._gives_back(every) and len(self._text(names)) <= LONGEST_CELL):
+                raise UserError(
+                    f"{name[:50]!r} is no name: at most {LONGEST} characters, no separators such as ;"
+                )
         return PictureLabel(names, source)
 
     def _gives_back(self, names: tuple[str, ...]) -> bool:

@@ -31,8 +31,7 @@ def labelling(
         data: a DATA argument of image files.
         out: the table, new or to be continued.
         several: whether a picture may have any number of classes; as the data or the table have it, too.
-        port: 0 for a free one.
-        table: how DATA are read, if they are a table.
+        port, table: 0 for a free port; how DATA are read, if they are a table.
 
     Raises:
         UserError: no such data, images that are no files, another table, a table that another process holds,

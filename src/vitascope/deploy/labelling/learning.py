@@ -92,7 +92,7 @@ def fit_and_choose(session: Session, *, afresh: bool) -> None:
     One of `EVERY` is random, to judge the classifier. Typical ones are chosen `afresh` or when there
     are few left: labels do not change their order.
     """
-    with session.lock:
+    with session.changed:
         numbers = np.flatnonzero(session.known)
         assert session.features is not None
         features, groups = session.features[numbers], session.groups[numbers]

@@ -4,10 +4,10 @@ import hmac
 import io
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -63,6 +63,11 @@ class LabelServer(ThreadingHTTPServer):
         self.socket = listen(Settings(host=LOCAL[0], port=port))
         self.server_address, self.server_port = self.socket.getsockname(), self.socket.getsockname()[1]
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error of a request, but for pages that have gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     @property
     def address(self) -> str:
         """What a browser opens."""
@@ -88,12 +93,15 @@ class _Requests(BaseHTTPRequestHandler):
         """Nothing: errors are shown on the page."""
 
     def _answered(self, answer: Callable[[str, dict[str, str]], None]) -> None:
-        url = urlsplit(self.path)
-        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        name, cookies = f"vitascope-label-{self.server.server_port}", self.headers.get("Cookie", "")
-        cookie = SimpleCookie(cookies).get(name)
-        token = query.get("token", cookie.value if cookie else "")
+        name = f"vitascope-label-{self.server.server_port}"
+        # Other servers of this machine have cookies here too, of forms for which SimpleCookie reads none.
+        cookies = dict(
+            text.strip().split("=", 1) for text in self.headers.get("Cookie", "").split(";") if "=" in text
+        )
         try:
+            url = urlsplit(self.path)
+            query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+            token = query.get("token", cookies.get(name, ""))
             if reason := self._rejection(token):
                 self._send_json({"error": reason}, HTTPStatus.FORBIDDEN)
             elif "token" in query:  # once; then it is a cookie that no script and no other site sees
@@ -102,11 +110,9 @@ class _Requests(BaseHTTPRequestHandler):
             else:
                 answer(url.path, query)
         except KeyError:
-            self._send_json({"error": f"no such path: {url.path}"}, HTTPStatus.NOT_FOUND)
+            self._send_json({"error": f"no such path: {self.path[:80]}"}, HTTPStatus.NOT_FOUND)
         except ValueError as error:  # of JSON, or a UserError
             self._send_json({"error": str(error)}, HTTPStatus.UNPROCESSABLE_ENTITY)
-        except (BrokenPipeError, ConnectionResetError):  # the page has gone
-            self.close_connection = True
 
     def _rejection(self, token: str) -> str:
         """Why the request is not one of the page's reader; empty if it is."""
@@ -125,7 +131,7 @@ class _Requests(BaseHTTPRequestHandler):
                     session.wait(int(query["after"]), PATIENCE)
                 self._send_json(session.state())
             case ["api", "pictures"]:
-                count = int(query.get("count", "12"))
+                count = min(max(0, int(query.get("count", "12"))), 1000)  # of a page
                 self._send_json(session.pictures(query.get("view", "next"), count, query.get("label", "")))
             case ["picture", number] if number.isdecimal() and int(number) < len(session.sources):
                 side = min(max(SIDES[0], int(query.get("side", "320"))), SIDES[1])
@@ -145,10 +151,7 @@ class _Requests(BaseHTTPRequestHandler):
         match path.removeprefix("/api/"):
             case "decide":
                 decisions = [check_record(one, DECISION, DECISION) for one in values["decisions"]]
-                names = [
-                    one["labels"] if one["labels"] is None else tuple(one["labels"]) for one in decisions
-                ]
-                session.decide({one["id"]: some for one, some in zip(decisions, names, strict=True)})
+                session.decide({one["id"]: one["labels"] for one in decisions})
             case "skip":
                 session.skip(values["ids"])
             case "undo":
@@ -164,7 +167,6 @@ class _Requests(BaseHTTPRequestHandler):
         size = self.headers.get("Content-Length", "")
         json_type = self.headers.get_content_type() == "application/json"
         if not json_type or not size.isdecimal() or int(size) > MOST_BYTES:
-            self.close_connection = True
             raise UserError(f"a change is JSON of at most {MOST_BYTES:,} bytes, with a Content-Length")
         return check_record(parse_json(self.rfile.read(int(size)).decode()), types, types)
 
@@ -180,6 +182,8 @@ class _Requests(BaseHTTPRequestHandler):
         fields: dict[str, str] | None = None,
     ) -> None:
         self.send_response(status)
+        if status >= HTTPStatus.BAD_REQUEST:  # a body that was not read would be taken for the next request
+            self.send_header("Connection", "close")
         length = {"Content-Type": media_type, "Content-Length": str(len(content))}
         for name, value in {"Cache-Control": "no-store", **FIELDS, **length, **(fields or {})}.items():
             self.send_header(name, value)
@@ -188,11 +192,7 @@ class _Requests(BaseHTTPRequestHandler):
 
 
 def thumbnail(source: ImageSource, side: int) -> bytes:
-    """A picture as JPEG, upright, its longest side at most `side`.
-
-    Raises:
-        UserError: it cannot be read, or is there no more.
-    """
+    """A picture as JPEG, upright, its longest side at most `side`; a UserError if it cannot be read."""
     with image_errors(source):
         image = open_image(source)
         image.draft(None, (side, side))  # libjpeg decodes large JPEGs at 1/2, 1/4 or 1/8

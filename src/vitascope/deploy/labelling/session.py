@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,9 @@ from vitascope.models.decoding import ImageSource
 if TYPE_CHECKING:
     from vitascope.analysis.labelling.fit import Acceptance, LabelFit
 
-Labels = Mapping[int, tuple[str, ...] | None]
+Labels = Mapping[int, Sequence[str] | None]
 """By the number of the picture; None takes the label away."""
 UNREAD = "at random, as no features are read yet"
-UNDONE = 1000
-"""Steps that can be undone."""
 
 
 class Session:
@@ -58,8 +56,7 @@ class Session:
         self.number_of = {place: number for number, place in enumerate(self.places)}
         self.classes: list[str] = []
         self.notes: list[str] = []
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = threading.Condition()  # whose lock a thread may take twice
         self.version = self.recorded = self.fit_number = self.fit_labels = 0
         self.unreadable = {  # tables are in UTF-8
             number: f"{name!a}: its name is not UTF-8: rename the file"
@@ -92,7 +89,7 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """All but pictures, as values of JSON."""
-        with self.lock:
+        with self.changed:
             labels = [label for place, label in self.table.labels.items() if place in self.number_of]
             counts = Counter(name for label in labels for name in label.names)
             sources, read = Counter(label.source for label in labels), int(self.known.sum())
@@ -133,7 +130,7 @@ class Session:
 
     def pictures(self, view: str, count: int, label: str = "") -> dict[str, Any]:
         """The first pictures of a view: `next`, `doubtful`, `suspects` or `labelled`."""
-        with self.lock:
+        with self.changed:
             if view == "next":
                 asked = {"labels": None, "source": ""}  # also of an accepted one that is to be looked at
                 shown = [self._picture(*each) | asked for each in islice(self._waiting(), count)]
@@ -146,12 +143,12 @@ class Session:
     def decide(self, labels: Labels, source: Source = "looked") -> None:
         """Save labels."""
         with self.publishing():
-            for number in labels:
-                if not 0 <= number < len(self.names) or number in self.unreadable:
-                    raise UserError(self.unreadable.get(number, f"there is no picture {number}"))
+            self._check(labels, self.unreadable)
             changes = self._changes(labels, source)
             known = {number: self.label_of(number) for number in labels}
-            self._confirmed |= {n for n, old in known.items() if old and old.names == labels[n]}
+            self._confirmed |= {
+                n for n, old in known.items() if old and old.names == getattr(changes[n], "names", None)
+            }
             some = next((label.names for label in changes.values() if label), None)
             text = "label taken away" if some is None else "; ".join(some) or "no class"
             self._record(changes, f"{text} ({counted(len(changes), 'picture')})")
@@ -159,6 +156,7 @@ class Session:
     def skip(self, numbers: Sequence[int]) -> None:
         """Offer pictures again when no others are left."""
         with self.publishing():
+            self._check(numbers, {})
             self.skipped |= dict.fromkeys(numbers)
             before = {self.places[number]: self.label_of(number) for number in numbers}
             self._steps.append((f"skipped ({counted(len(numbers), 'picture')})", before))
@@ -170,8 +168,7 @@ class Session:
             self.table.record(before)
             self._steps, self.recorded = self._steps[:-1], self.recorded + len(before)
             numbers = [self.number_of[place] for place in before]
-            for number in numbers:
-                self.skipped.pop(number, None)
+            self.skipped = {n: None for n in self.skipped if n not in numbers}
             return numbers
 
     def add_class(self, name: str) -> None:
@@ -181,7 +178,7 @@ class Session:
 
     def accept(self, label: str, fit: int) -> None:
         """Label all that the classifier is sure of."""
-        with self.lock:
+        with self.changed:
             if fit != self.fit_number:
                 raise UserError("the classifier has learned more meanwhile: look at its new offer")
             self.decide(dict.fromkeys(self._acceptable(label), (label,)), "accepted")
@@ -202,17 +199,21 @@ class Session:
             self.stopped, self.failure = True, self.failure or failure
             self.changed.notify_all()
 
-    # Below the lock
+    def _check(self, numbers: Iterable[int], faults: Mapping[int, str]) -> None:
+        for number in numbers:
+            if not 0 <= number < len(self.names) or number in faults:
+                raise UserError(faults.get(number, f"there is no picture {number}"))
 
     def _changes(self, names_by_number: Labels, source: Source) -> dict[int, PictureLabel | None]:
         """Labels with the names of classes as the table has them."""
+        given = {number: None if names is None else tuple(names) for number, names in names_by_number.items()}
         labels: dict[tuple[str, ...] | None, PictureLabel | None] = {None: None}
         classes = list(self.classes)
-        for names in dict.fromkeys(names_by_number.values()):
+        for names in dict.fromkeys(given.values()):
             if names is not None:
                 labels[names] = label = self.table.label(names, classes, source)
                 classes += label.names
-        return {number: labels[names] for number, names in names_by_number.items()}
+        return {number: labels[names] for number, names in given.items()}
 
     def _record(self, changes: Mapping[int, PictureLabel | None], text: str) -> None:
         """Save labels, and remember those before as a step in words; an empty one cannot be undone."""
@@ -221,8 +222,8 @@ class Session:
         by_place = {self.places[number]: label for number, label in changes.items()}
         before = {place: self.table.labels.get(place) for place in by_place}
         self.table.record(by_place)
-        if text:
-            self._steps = [*self._steps[-UNDONE:], (text, before)]
+        if text and changes:
+            self._steps = [*self._steps[-1000:], (text, before)]
         self.recorded += len(changes)
         self._name_classes()
 
@@ -249,11 +250,8 @@ class Session:
     def _offers(self) -> "list[tuple[Acceptance, list[int]]]":
         """What the classifier is sure of: pictures that have no label yet."""
         offers = () if self.fit is None else self.fit.acceptances
-        numbers = [self.fitted[offer.rows].tolist() for offer in offers]
-        return [
-            (offer, [number for number in some if not self._has(number)])
-            for offer, some in zip(offers, numbers, strict=True)
-        ]
+        pairs = ((offer, self.fitted[offer.rows].tolist()) for offer in offers)
+        return [(offer, [n for n in numbers if not self._has(n)]) for offer, numbers in pairs]
 
     def _acceptable(self, label: str) -> list[int]:
         return [number for offer, numbers in self._offers() if offer.label == label for number in numbers]
