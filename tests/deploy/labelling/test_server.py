@@ -213,7 +213,8 @@ def test_second_server_of_a_table_is_told_the_address_of_the_first(
         exit_status("label", str(tmp_path / "photos"), "--out", str(tmp_path / "labels.csv"), "--no-open")
         == 2
     )
-    assert f"vitascope label at {server.address}" in capsys.readouterr().err
+    assert f"vitascope label at 127.0.0.1:{server.server_port};" in capsys.readouterr().err
+    assert server.token not in (tmp_path / ".labels.csv.lock").read_text()
 
 
 @contextlib.contextmanager

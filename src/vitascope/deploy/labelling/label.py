@@ -46,7 +46,7 @@ def labelling(
     labels = LabelTable(out, ClassSets if several or images.several else ClassIndices, splits)
     session = Session(images.names, images, labels)
     lock = out.with_name(f".{out.name}.lock")
-    with LabelServer(session, port) as server, locked(lock, holder=f"vitascope label at {server.address}"):
+    with LabelServer(session, port) as server, locked(lock, holder=server.name):
         session.begin(_given(images, labels.kind, in_table=is_table(data)))
         yield server
 

@@ -62,6 +62,7 @@ class LabelServer(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listen(Settings(host=LOCAL[0], port=port))
         self.server_address, self.server_port = self.socket.getsockname(), self.socket.getsockname()[1]
+        self.name = f"vitascope label at {LOCAL[0]}:{self.server_port}"  # which others may read: no token
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print the error of a request, but for pages that have gone."""
