@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import ttest_ind
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -50,19 +51,22 @@ from vitascope.training.evaluation.measure import measure
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
-from vitascope.training.schedule import small_size
+from vitascope.training.schedule import SIDES, resized
 from vitascope.training.tasks.classify import ModuleEngine
 from vitascope.training.tasks.task import Examples
 
+VIEWED = 1e14
+"""Operations from which a trial measures several views: a shorter one trains no longer than these take."""
 FIXED = ("data", "run", "seed", "epochs", "steps", "minutes", "keep")
 """Options that the benchmark sets itself."""
 
 NOTES = """\
 "validation" and "test": accuracy in percent of the last weights, their moving average, on 5,000 images each,
 one view: the mean over the seeds, and the range of several. "mirror" and "views": on the test images, of
-`evaluate --views 2` and `--views 6`. "loss": cross-entropy on the validation images, which label
-smoothing raises. "minutes": of the training, on a machine with other work. Trials of one seed differ by
-about half a point by chance."""
+`evaluate --views 2` and `--views 6`. "loss": the mean cross-entropy on the validation images, which label
+smoothing raises, with the standard error of several seeds. "p": the probability that a change which does
+nothing has so low a loss, by Student's t-test against the first row without options; of several rows, some
+are low by chance. "minutes": of the training, on a machine with other work."""
 
 
 def named_values(words: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
@@ -141,10 +145,10 @@ def steps_of(operations: float, opened: training.Opened) -> int:
     """The number of steps that take so many operations, if no idea changes the cost during the run."""
     options, config = opened.plan.config.optimization, opened.plan.model
     module = training.start_model(opened)
-    sizes = small_size(config), config.image_hw
-    small, whole = (training_operations(module, config.in_channels, *size) for size in sizes)
-    share = options.progressive
-    return max(1, round(operations / (options.batch_size or 1) / (share * small + (1 - share) * whole)))
+    sizes = (resized(config, side) for side in SIDES)
+    *smaller, whole = (training_operations(module, config.in_channels, *size) for size in sizes)
+    per_image = options.progressive * statistics.mean(smaller) + (1 - options.progressive) * whole
+    return max(1, round(operations / (options.batch_size or 1) / per_image))
 
 
 def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Trial:
@@ -168,16 +172,16 @@ def train(asked: Trial, data: str, options: dict[str, Any], device: str) -> Tria
 
         model = trainer.trained.eval()
         validation, test = (measured(model, images) for images in (opened.splits.val, opened.splits.measured))
-        mirror, six = (measured(averaged(model, views), opened.splits.measured) for views in (2, 6))
-    numbers = {"validation": validation.accuracy, "loss": validation.loss, "test": test.accuracy}
-    numbers |= {"mirror": mirror.accuracy, "views": six.accuracy}
+        numbers = {"validation": validation.accuracy, "loss": validation.loss, "test": test.accuracy}
+        for name, views in {"mirror": 2, "views": 6}.items() if asked.asked >= VIEWED else ():
+            numbers[name] = measured(averaged(model, views), opened.splits.measured).accuracy
     numbers |= {"minutes": minutes, "operations": trainer.operations}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return dataclasses.replace(asked, **numbers, images=trainer.shown, steps=steps, parameters=parameters)
 
 
 SHARES = ("validation", "test", "mirror", "views")
-HEADER = ("change", "seeds", *SHARES, "loss", "images", "parameters", "minutes")
+HEADER = ("change", "seeds", *SHARES, "loss", "p", "images", "parameters", "minutes")
 
 
 def percent(values: Iterable[float]) -> str:
@@ -189,14 +193,26 @@ def percent(values: Iterable[float]) -> str:
     return f"{statistics.mean(found):.2f}{spread}"
 
 
-def row_of(trials: list[Trial]) -> tuple[str, ...]:
-    """The row of trials that differ by their seed."""
-    first = trials[0]
-    found = {name: [getattr(trial, name) for trial in trials] for name in (*SHARES, "loss", "minutes")}
-    loss, minutes = statistics.mean(found["loss"]), statistics.mean(found["minutes"])
-    shares = (percent(found[name]) for name in SHARES)
-    size = f"{first.parameters / 1e6:.2f} M"
-    return first.name, str(len(trials)), *shares, f"{loss:.3f}", f"{first.images:,}", size, f"{minutes:.1f}"
+def lower_by_chance(losses: Sequence[float], base: Sequence[float]) -> float:
+    """One-sided p of losses that are lower than those of the baseline on average, by Student's t-test: two
+    seeds know no variance of their own. NaN for less than three losses in all."""
+    return (
+        float(ttest_ind(losses, base, alternative="less").pvalue) if len(losses) + len(base) > 2 else math.nan
+    )
+
+
+def row_of(trials: list[Trial], base: Sequence[Trial]) -> tuple[str, ...]:
+    """The row of trials that differ by their seed, against those of the baseline."""
+    first, count = trials[0], len(trials)
+    columns = {name: [getattr(trial, name) for trial in trials] for name in (*SHARES, "loss", "minutes")}
+    losses = columns["loss"]
+    error = f" ± {statistics.stdev(losses) / math.sqrt(count):.4f}" if count > 1 else ""
+    p = math.nan if trials is base else lower_by_chance(losses, [trial.loss for trial in base])
+    return (
+        *(first.name, str(count), *(percent(columns[name]) for name in SHARES)),
+        *(f"{statistics.mean(losses):.4f}{error}", "" if math.isnan(p) else f"{p:.2g}", f"{first.images:,}"),
+        *(f"{first.parameters / 1e6:.2f} M", f"{statistics.mean(columns['minutes']):.1f}"),
+    )
 
 
 def tables(trials: list[Trial]) -> str:
@@ -212,7 +228,8 @@ def tables(trials: list[Trial]) -> str:
     for operations, rows in sorted(alike.items()):
         found = sorted(rows.values(), key=lambda row: statistics.mean(trial.loss for trial in row))
         commands = [f"- {row[0].name}: `{row[0].command}`" for row in found]
-        table = markdown_table(HEADER, [row_of(row) for row in found])
+        base = next((row for (_, command), row in rows.items() if not command), [])
+        table = markdown_table(HEADER, [row_of(row, base) for row in found])
         sections += [f"## {operations:.2g} operations", table, "\n".join(commands)]
     return "\n\n".join([*sections, *(["## Failed", *failed] if failed else [])])
 

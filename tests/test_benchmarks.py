@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 
@@ -318,3 +319,27 @@ def test_an_image_costs_three_forward_passes_with_attention(name: str) -> None:
     config = named_config(name, num_classes=3)
     model = vs.create_model(name, num_classes=3)
     assert operations.training_operations(model, 3, *config.image_hw) == 3 * config.flops
+
+
+def test_a_change_is_compared_with_the_row_without_options() -> None:
+    losses = {
+        "": [0.91, 0.90, 0.92, 0.905],
+        "depth=1": [0.85, 0.86],
+        "shift=0": [0.93, 0.91],
+        "flip=0": [0.9],
+    }
+    seeds = [(command, *pair) for command, values in losses.items() for pair in enumerate(values)]
+    trials = [operations.Trial(name or "as it is", name, seed, 1e13, loss=loss) for name, seed, loss in seeds]
+    lines = [line.split("|")[1:] for line in operations.tables(trials).splitlines() if line.startswith("|")]
+    row = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+    assert row["flip=0"][5] == "0.9000"
+    for command in ("depth=1", "shift=0"):
+        values, base = np.array(losses[command]), np.array(losses[""])
+        error = values.std(ddof=1) / np.sqrt(2)
+        assert row[command][5] == f"{values.mean():.4f} ± {error:.4f}"
+        squares = sum(((part - part.mean()) ** 2).sum() for part in (values, base))
+        t = (values.mean() - base.mean()) / np.sqrt(squares / 4 * (1 / 2 + 1 / 4))
+        # Student's distribution with 4 degrees of freedom, in closed form.
+        share = t / np.sqrt(4 + t**2)
+        assert float(row[command][6]) == pytest.approx((2 + 3 * share - share**3) / 4, rel=0.06)
+    assert row["as it is"][6] == ""

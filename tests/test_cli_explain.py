@@ -348,7 +348,7 @@ def test_body_without_a_head_is_explained_by_attention_and_likeness(
         ),
         (["runs/tiny", "--method", "positions", "--image-size", "32"], "leave out --image-size"),
         (["runs/tiny/model", "--compare"], "is not a run folder"),
-        (["runs/cnn", PICTURE, "--method", "rollout"], "a ResNet has no attention and no tokens to show"),
+        (["runs/cnn", PICTURE, "--method", "rollout"], "a ResNet has no attention and no tokens"),
         (["runs/cnn", "--method", "positions"], "a ResNet has no attention and no tokens"),
         (["runs/body", PICTURE, "--method", "grad-cam"], "no head"),
         (["runs/body", PICTURE, "--method", "grad-cam", "--target", "red"], "no head"),

@@ -7,7 +7,7 @@ from vitascope.models.config import OPTIONS, ViTConfig
 from vitascope.models.resnet_config import ResNetConfig
 from vitascope.models.sizes import NAMED_SIZES, architecture_of, list_models, named_config
 
-SMALL = ("cct_mini", "cct_2_3x6")
+SMALL = ("cct_mini", "cct_1_3x6", "cct_2_3x6")
 RESNETS = [name for name in list_models() if NAMED_SIZES[name].kind is ResNetConfig]
 
 

@@ -176,27 +176,28 @@ def test_the_average_follows_the_weights_with_the_decay_of_the_schedule(data, em
 def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     data, tmp_path, monkeypatch, ema: float
 ) -> None:
-    """With shorter last batches, smaller images in the first half, and validations."""
+    """With shorter last batches, smaller images at first, and validations."""
     graphs: list[tuple[int, ...]] = []
     compile_module = torch.nn.Module.compile
 
     def record(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         graphs.extend(tuple(each.shape) for each in inputs if each.ndim == 4 and not each.requires_grad)
-        # The error of a third one names the guard that fails.
-        torch._dynamo.config.error_on_recompile = len(graphs) == 2
+        # The error of one more names the guard that fails.
+        torch._dynamo.config.error_on_recompile = len(graphs) == 4
         return graph.forward
 
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend=record, **options)
     )
-    options = {"progressive": 0.5, "image_size": 32, "batch_size": 6, "epochs": 2, "depth": 1, "ema": ema}
+    options = {"progressive": 0.75, "image_size": 32, "patch_size": 4, "depth": 1, "ema": ema}
+    options |= {"batch_size": 6, "epochs": 3}
     config = tiny_config(data, run=str(tmp_path / "run"), compile="on", **options)
     torch.compiler.reset()
     with undrawn(), torch._dynamo.config.patch(error_on_recompile=False):
         runs.train(config)
-    assert len(graphs) == 2
+    assert len(graphs) == 4
     assert {shape[0] for shape in graphs} == {6}
-    assert len({shape[2:] for shape in graphs}) == 2
+    assert len({shape[2:] for shape in graphs}) == 4
 
 
 # fp16

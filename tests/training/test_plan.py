@@ -118,15 +118,19 @@ def test_the_images_choose_the_augmentation_of_small_data(data, photos, monkeypa
     names = ("crop_scale", "shift", "randaugment", "erase")
     for few, folder, values in (
         (1000, photos, (0.35, 0.0, 2, 0.25)),
-        (1000, data, (1.0, 0.125, 2, 0.25)),
-        (3, data, (1.0, 0.125, 0, 0.0)),
+        (1000, data, (1.0, None, 2, 0.25)),
+        (3, data, (1.0, None, 0, 0.0)),
     ):
         monkeypatch.setattr("vitascope.training.plan.FEW_IMAGES", few)
         plan = plan_of(folder, "small-data")
         assert tuple(plan.config.option(name) for name in names) == values
         words = plan.explained()[0]
         assert ("RandAugment of 2, erasing 25%" in words) == (few == 1000)
-        assert ("crops of 35% or more" in words) == (folder == photos) != ("shifts of 12.5%" in words)
+        assert (
+            ("crops of 35% or more" in words)
+            == (folder == photos)
+            != ("shifts of 6.2%, of 12.5% after 5 epochs" in words)
+        )
         assert not re.search(r"RandAugment of 0|erasing 0%|shifts of 0.0%|crops of 100%", words)
 
 
@@ -356,7 +360,7 @@ def effects(*names: str) -> list[Any] | None:
     named = ("weight_decay", "layer_decay", "optimizer", "freeze")
     architecture = config.architecture
     return [
-        [(schedule.rate(step), schedule.is_small(step)) for step in steps],
+        [(schedule.rate(step), schedule.side(step)) for step in steps],
         [schedule.average_decay, options.batch_size, rest],
         repr(augmentation_of(config)),
         task.label_losses(logits, labels).tolist(),

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from vitascope.errors import UserError
 from vitascope.models.config import ViTConfig
+from vitascope.models.sizes import named_config
 from vitascope.training.options.groups import Optimization
 from vitascope.training.options.recipes import TrainConfig
-from vitascope.training.schedule import CORRECTED, SMALL, Schedule, TimeBudget, small_size
+from vitascope.training.schedule import CORRECTED, SIDES, Schedule, TimeBudget, resized
 
 
 def schedule(steps_per_epoch: int = 10, batch_size: int = 128, **options: Any) -> Schedule:
@@ -99,11 +100,11 @@ def test_recorded_lengths_give_the_same_schedule_again() -> None:
 
 
 def simulate(
-    speed: Any, per_step: float = 0.1, progressive: float = 0.0, small: float = SMALL**2
+    speed: Any, per_step: float = 0.1, progressive: float = 0.0, power: float = 2.0
 ) -> tuple[float, int]:
     """Run a budget of 100 s on a machine whose step takes `speed(time)` seconds; time and corrections.
 
-    With progressive resizing, a step on small images takes the share `small` of this time.
+    With progressive resizing, the time of a step on small images falls with this power of their side.
     """
     budget = TimeBudget(100.0, validation=0.5)
     total = budget.first_length(per_step)
@@ -111,8 +112,8 @@ def simulate(
     found = schedule(50, epochs=None, lengths=((0, total),), validations=validations, progressive=progressive)
     passed, step = 0.0, 0
     while step < found.total(step):
-        taken = speed(passed) * (small if found.is_small(step) else 1)
-        budget.stepped(taken, found.cost(step))
+        taken = speed(passed) * found.side(step) ** power
+        budget.stepped(taken, found.side(step) ** 2)
         passed, step = passed + taken, step + 1
         if found.validates(step):
             passed += 0.5
@@ -136,8 +137,8 @@ def test_a_machine_that_becomes_twice_as_slow_ends_at_most_a_tenth_later() -> No
 
 
 def test_a_run_that_begins_with_small_images_ends_with_its_time() -> None:
-    for progressive, small in itertools.product((0.3, 0.5, 0.9), (0.5, 0.5625, 0.7)):
-        passed, _ = simulate(lambda passed: 0.1, progressive=progressive, small=small)
+    for progressive, power in itertools.product((0.3, 0.5, 0.9), (1.5, 2.0, 2.5)):
+        passed, _ = simulate(lambda passed: 0.1, progressive=progressive, power=power)
         assert passed == pytest.approx(100, rel=0.03)
 
 
@@ -163,21 +164,25 @@ def test_validations_take_a_tenth_of_the_budget_at_most() -> None:
         assert TimeBudget(seconds, validation).validations == count
 
 
-def test_small_images_are_those_of_the_first_share_of_the_schedule() -> None:
+def test_the_sides_of_images_rise_over_the_first_share_of_the_schedule() -> None:
     found = schedule(epochs=10, progressive=0.3)
-    assert [found.is_small(step) for step in range(100)] == 30 * [True] + 70 * [False]
-    costs = [found.cost(step) for step in range(100)]
+    sides = [found.side(step) for step in range(101)]
+    assert sides == [*np.repeat(SIDES, [10, 10, 10, 70]), 1.0]
+    assert list(SIDES) == sorted(SIDES)
+    costs = [found.side(step) ** 2 for step in range(100)]
     for step in (0, 10, 20, 30, 65, 99):
         rest, before = np.mean(costs[step:]), np.mean(costs[: max(1, step)])
-        assert (found.rest_cost(step), found.slowdown(step)) == pytest.approx((rest, rest / before))
-    assert not schedule(epochs=10).is_small(0)
-    assert schedule(epochs=10).slowdown(50) == 1
+        measured = found.mean_cost(found.progress(step), 1.0), found.slowdown(step)
+        assert measured == pytest.approx((rest, rest / before))
+    assert [schedule(epochs=10).side(step) for step in (0, 99, 100)] == [1.0, 1.0, 1.0]
+    assert schedule(epochs=10).slowdown(50) == pytest.approx(1)
 
 
 def test_small_images_consist_of_whole_patches() -> None:
-    assert small_size(ViTConfig(image_size=32, patch_size=4)) == (24, 24)
-    assert small_size(ViTConfig(image_size=32, patch_size=16)) == (32, 32)  # two patches: 3 quarters are two
-    assert small_size(ViTConfig(image_size=(64, 48), patch_size=8)) == (48, 32)
+    assert [resized(ViTConfig(image_size=32, patch_size=4), side)[0] for side in SIDES] == [20, 24, 28, 32]
+    assert resized(ViTConfig(image_size=32, patch_size=16), 5 / 8) == (32, 32)  # 20 pixels are two patches
+    assert resized(ViTConfig(image_size=(64, 48), patch_size=8), 3 / 4) == (48, 40)
+    assert resized(named_config("resnet29_w16_cifar", image_size=36), 5 / 8) == (23, 23)
 
 
 def test_a_resumed_budget_is_corrected_next_at_the_next_share() -> None:

@@ -19,6 +19,7 @@ from vitascope.training import loop
 from vitascope.training.loop import Trainer
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
+from vitascope.training.schedule import SIDES, resized
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -85,7 +86,7 @@ def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(
     sizes, update = [], Trainer._update
 
     def counted(self: Trainer) -> None:
-        sizes.append(self.small)
+        sizes.append(self.size)
         update(self)
 
     monkeypatch.setattr(Trainer, "_update", counted)
@@ -93,7 +94,7 @@ def test_measured_steps_are_whole_ones_of_every_size_and_their_time_counts(
     trainer = trainer_of(tiny_config(data, minutes=1000.0, epochs=None, progressive=0.5, optimizer="muon"))
     before = {name: value.clone() for name, value in trainer.module.state_dict().items()}
     trainer.start_budget(minutes=1000.0, spent=7.0)
-    assert sizes == [False] * steps + [True] * steps
+    assert sizes == [resized(trainer.model_config, side) for side in (1.0, *SIDES[:-1]) for _ in range(steps)]
     looks = next(seconds) - per_look  # from the first to the last
     assert trainer.budget is not None
     splits, forward = trainer.splits, per_look / trainer.batch_size

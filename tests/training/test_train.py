@@ -191,7 +191,7 @@ def test_lora_goes_with_a_teacher_mixing_and_smaller_images(data, finished, tmp_
     assert f"M parameters, {count:,} of them trained: " in capsys.readouterr().out
 
 
-def test_the_first_share_of_the_steps_has_smaller_images(data, tmp_path, monkeypatch) -> None:
+def test_the_first_share_of_the_steps_has_smaller_images_of_rising_size(data, tmp_path, monkeypatch) -> None:
     seen: list[tuple[int, ...]] = []
     loss = Classify.loss
 
@@ -200,10 +200,10 @@ def test_the_first_share_of_the_steps_has_smaller_images(data, tmp_path, monkeyp
         return loss(task, module, examples)
 
     monkeypatch.setattr(Classify, "loss", watched)
-    config = tiny_config(data, run=str(tmp_path / "run"), epochs=2, progressive=0.6, patch_size=4)
+    config = tiny_config(data, run=str(tmp_path / "run"), epochs=2, progressive=0.6, patch_size=2)
     with undrawn():
         result = runs.train(config)
-    assert seen == 6 * [(12, 12)] + 4 * [(16, 16)]
+    assert seen == [(side, side) for side in (10, 10, 12, 12, 14, 14, 16, 16, 16, 16)]
     assert result.model.config.image_hw == (16, 16)
 
 

@@ -24,13 +24,18 @@ _FACTOR = 0x21F0AAAD
 """A constant of T. Ettinger's 32-bit hash, below 2^31, so that no int64 product overflows."""
 
 
+NEW, SHIFTS = 5, (1 / 16, 1 / 8)
+"""The epochs in which images are new to a model; the largest shifts that grow, in these and after them."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Augmentation:
     """Random changes of images, and their limits. The defaults change nothing."""
 
     flip: float = 0.0  # probability of a mirror image
     crop_scale: float = 1.0  # smallest share of the area of a random crop, which is enlarged to the full size
-    shift: float = 0.0  # largest shift, as a share of the side; in whole pixels, without a crop or rotation
+    # Largest shift, as a share of the side, in whole pixels without a crop or rotation; None: `SHIFTS`.
+    shift: float | None = 0.0
     rotate: float = 0.0  # largest rotation, degrees
     color_jitter: float = 0.0  # largest change of brightness, contrast and saturation, as a share
     three_augment: bool = False  # greyscale, solarization or blur, before the colours change
@@ -47,12 +52,13 @@ class Augmentation:
         drawn = uniform(seed, epoch, indices, _FIXED_DRAWS + operations + DRAWS)  # in [0, 1)
         draws, for_operations, for_three = np.split(drawn, [_FIXED_DRAWS, _FIXED_DRAWS + operations], axis=1)
         warps = self.crop_scale < 1 or self.rotate
+        shift = SHIFTS[epoch >= NEW] if self.shift is None else self.shift
         changes = []
-        if not warps and (self.shift or self.flip):  # needs no interpolation
-            changes.append(self._move(draws[:, 2:6], shape))
+        if not warps and (shift or self.flip):  # needs no interpolation
+            changes.append(self._move(draws[:, 2:6], shape, shift))
         changes.append(Change((), lambda pixels: pixels / 255))
         if warps:
-            changes.append(self._warp(draws[:, :6], shape))
+            changes.append(self._warp(draws[:, :6], shape, shift))
         if self.three_augment:
             changes.append(three_augment_change(for_three, shape[1]))
         if self.color_jitter:
@@ -63,17 +69,14 @@ class Augmentation:
             changes += _erase(draws[:, 9:], self.erase, shape)
         return apply_changes(pixels, changes)
 
-    def _move(self, draws: _Floats, shape: Sequence[int]) -> Change:
+    def _move(self, draws: _Floats, shape: Sequence[int], shift: float) -> Change:
         """Shift each image by up to a share of its sides, in whole pixels, filled up by reflection (a random
         crop of the padded image), and flip it. `draws` (B, 4) are x, y, rotation and flip."""
         _, C, height, width = shape
         mirrored = draws[:, 3] < self.flip
-        if not self.shift:
+        if not shift:
             return Change((np.flatnonzero(mirrored),), _flip)
-        columns, rows = (
-            _reflected(draw, side, self.shift)
-            for draw, side in zip(draws.T[:2], (width, height), strict=True)
-        )
+        columns, rows = _reflected(draws[:, 0], width, shift), _reflected(draws[:, 1], height, shift)
         columns[mirrored] = columns[mirrored, ::-1]
 
         def apply(pixels: Tensor, starts: Tensor, columns: Tensor) -> Tensor:
@@ -82,7 +85,7 @@ class Augmentation:
 
         return Change(((rows * width)[:, None, :, None], columns[:, None, None]), apply)
 
-    def _warp(self, draws: _Floats, shape: Sequence[int]) -> Change:
+    def _warp(self, draws: _Floats, shape: Sequence[int], shift: float) -> Change:
         """Crop, shift, rotate and flip by one affine map, so that each image is interpolated once."""
         height, width = shape[-2:]
         area, ratio, x, y, turn, mirror = draws.T  # (B,) each
@@ -95,8 +98,8 @@ class Augmentation:
         # Where each output point is read, in coordinates that run from -1 to 1 along each side.
         row_x = [sign * crop_w * np.cos(angle), -crop_h * np.sin(angle) * height / width]
         row_y = [sign * crop_w * np.sin(angle) * width / height, crop_h * np.cos(angle)]
-        row_x.append((2 * x - 1) * (1 - crop_w + 2 * self.shift))
-        row_y.append((2 * y - 1) * (1 - crop_h + 2 * self.shift))
+        row_x.append((2 * x - 1) * (1 - crop_w + 2 * shift))
+        row_y.append((2 * y - 1) * (1 - crop_h + 2 * shift))
         lines = sampling_lines(np.stack([row_x, row_y]).transpose(2, 0, 1), height, width)
         return Change(lines, functools.partial(sample, padding="reflection"))
 

@@ -90,6 +90,7 @@ NAMED_SIZES: dict[str, NamedSize] = {
     "vit_r50_b16": NamedSize({**_B, **_R50_S16}, _VIT),
     "vit_r50_l32": NamedSize({**_L, **_R50}, _AUGREG),
     "cct_mini": NamedSize({**_MINI, **_TOKENIZER, "pool": "mean"}, _CCT),
+    "cct_1_3x6": NamedSize({**_MINI, **_TOKENIZER_6, "depth": 1, "pool": "mean"}, _CCT),
     "cct_2_3x6": NamedSize({**_MINI, **_TOKENIZER_6, "depth": 2, "pool": "mean"}, _CCT),
     "deit_ti16": NamedSize(_TI, _DEIT),
     "deit_s16": NamedSize(_S, _DEIT),

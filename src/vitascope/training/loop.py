@@ -56,7 +56,7 @@ from vitascope.training.plan import Plan
 from vitascope.training.progress import Progress
 from vitascope.training.run.metrics import MetricsWriter
 from vitascope.training.run.run import Run
-from vitascope.training.schedule import FIRST_LENGTH, Schedule, TimeBudget, small_size
+from vitascope.training.schedule import FIRST_LENGTH, SIDES, Schedule, TimeBudget, resized
 from vitascope.training.signals import Stop, interruptible, stop_signals, until_stopped
 from vitascope.training.tasks.task import Examples, Sums, Task
 from vitascope.training.whitening import TokenizerNorm, without_norms
@@ -118,7 +118,7 @@ class Trainer:
         if self.compiled:
             compile_module(self.module)
         self.budget: TimeBudget | None = None
-        self.small, self.small_size = False, small_size(model.config)
+        self.size = model.config.image_hw  # of the next step
         self.exchange = distributed.Exchange()
         self.best_weights = BestWeights(functools.partial(self._write_model, run.best))
         self.checkpoint_writer = CheckpointWriter(run, execution.keep_checkpoints)
@@ -174,9 +174,9 @@ class Trainer:
         began, progressive = time.monotonic(), self.config.optimization.progressive
         with self._one_thread_if_small(), torch.random.fork_rng(devices=[]):
             whole, forward = self._measured_step()
-            small = self._measured_step(small=True)[0] if progressive else whole
+            smaller = [self._measured_step(side)[0] for side in SIDES[:-1] if progressive]
         spent += time.monotonic() - began  # with compilation, where there is any
-        per_step = progressive * small + (1 - progressive) * whole
+        per_step = progressive * statistics.mean(smaller or [whole]) + (1 - progressive) * whole
         (spent, per_step) = distributed.largest(spent, per_step)
         validation, end = distributed.largest(*self._seconds_to_measure(forward))
         measuring = validation + end
@@ -209,10 +209,10 @@ class Trainer:
             known = len(images_to_know(train)) if trusted else 0
         return validation, again * validation + whole * (len(test) + known)
 
-    def _measured_step(self, *, small: bool = False) -> tuple[float, float]:
+    def _measured_step(self, side: float = 1.0) -> tuple[float, float]:
         """Seconds of a training step, and of a forward pass per image, after warming up; nothing changes."""
         train_mode(self.module, frozen=self.config.optimization.freeze)
-        self.small, self.rate = small, 0.0  # a rate of zero updates no weight
+        self.size, self.rate = resized(self.model_config, side), 0.0  # a rate of zero updates no weight
         times: list[float] = []
         count, seconds = 3, min(MEASURED_SECONDS, 0.01 * 60 * (self.config.optimization.minutes or 0))
         epochs = map(self.train_loader.epoch, itertools.repeat(0, MOST_MEASURED))
@@ -356,7 +356,7 @@ class Trainer:
 
     def _keep_to_budget(self, budget: TimeBudget, stepped: float, progress: Progress) -> None:
         """Count a step of so many seconds, and correct the length of the run if that is due."""
-        budget.stepped(stepped, self.schedule.cost(self.step - 1))
+        budget.stepped(stepped, self.schedule.side(self.step - 1) ** 2)
         total = budget.correction(self.schedule, self.step, self.seconds)
         if total is not None:
             (total,) = map(int, distributed.largest(total))
@@ -380,7 +380,8 @@ class Trainer:
         draw = self.step * distributed.world_size() + distributed.rank()
         torch.manual_seed(step_seed(self.config.seed, draw))
         schedule = self.schedule
-        self.rate, self.small = schedule.rate(self.step), schedule.is_small(self.step)
+        self.rate = schedule.rate(self.step)
+        self.size = resized(self.model_config, schedule.side(self.step))
         parts = self._parts(batch)
         losses = []
         for number, (part, weight) in enumerate(parts):
@@ -453,8 +454,8 @@ class Trainer:
         if self.mixing is not None:
             targets = self.splits.train.truth.shares(targets)  # (B, K)
             images, targets = self.mixing(images, targets, seed=seed, step=self.step)
-        if self.small:
-            images = F.interpolate(images, self.small_size, mode="bilinear", antialias=True)
+        if images.shape[2:] != self.size:
+            images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         return Examples(
             images=images, labels=part.targets, targets=targets, indices=part.indices, seed=seed, epoch=epoch
         )

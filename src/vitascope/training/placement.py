@@ -111,9 +111,9 @@ def compile_module(module: nn.Module) -> None:
         module.compile(dynamic=False)
         return
     blocks = [part for part in module.modules() if isinstance(part, Block)]
-    # Each block may have its own rate of stochastic depth; two kinds of queries, two sizes of images.
+    # Each block may have its own rate of stochastic depth; two kinds of queries, four sizes of images.
     dynamo = torch._dynamo.config
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(blocks))
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 8 * len(blocks))
     for block in blocks:
         block.compile(dynamic=False)
 

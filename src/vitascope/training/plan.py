@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from vitascope.data.augment import NEW, SHIFTS
 from vitascope.data.datasets import greatest_value, sampled_sizes
 from vitascope.data.splits import Splits
 from vitascope.data.targets import ClassIndices
@@ -31,7 +32,7 @@ from vitascope.training.options import recipes
 from vitascope.training.options.groups import UNSMOOTHED, Architecture, Classifies, Masking
 from vitascope.training.options.recipes import TrainConfig
 from vitascope.training.run.run import Run
-from vitascope.training.schedule import small_size
+from vitascope.training.schedule import SIDES, resized
 from vitascope.training.tasks.losses import LOSSES, Losses
 from vitascope.training.tasks.masked import body_config, check_encoder
 from vitascope.training.whitening import SIDE
@@ -285,7 +286,7 @@ def resolve(request: Request, facts: Facts, start: Start | None = None) -> Plan:
         name: rule.words.format(decided[name])
         for name, rule in RULES.items()
         if rule.words and options[name] is None and name not in by_weights
-        if decided[name] not in (None, rule.no_change)
+        if decided[name] != rule.no_change
     }
     if (batch_size := options["batch_size"]) not in (None, decided["batch_size"]):
         chosen["batch_size"] = (
@@ -337,9 +338,8 @@ def _batch_size(options: Options, facts: Facts, model: ModelConfig) -> int:
 
     Recorded lengths are steps of the recorded batch size.
     """
-    most = (
-        64 if options["optimizer"] == "muon" and isinstance(model, ViTConfig) else 128
-    )  # learns more in many
+    # Muon learns more in many steps.
+    most = 64 if options["optimizer"] == "muon" and isinstance(model, ViTConfig) else 128
     default, size = default_batch_size(facts.images, most), options["batch_size"]
     fits = size is not None and (options["lengths"] or size <= max(facts.images, default))
     return size if size is not None and fits else default
@@ -408,8 +408,8 @@ RULES: dict[str, Rule] = {
         yields=True,
     ),
     "shift": Rule(
-        lambda options, facts, model: 0.0 if _cropped(options, facts) else 0.125,
-        "shifts of {:.1%}",
+        lambda options, facts, model: 0.0 if _cropped(options, facts) else None,
+        f"shifts of {SHIFTS[0]:.1%}, of {SHIFTS[1]:.1%} after {NEW} epochs",
         no_change=0.0,
         yields=True,
     ),
@@ -429,7 +429,7 @@ RULES: dict[str, Rule] = {
     "whiten": Rule(_whiten),
 }
 """The rule of each option that a plan decides, in the order of their announcement."""
-DECIDED = ("batch_size", "crop_scale", "shift", "randaugment", "erase")
+DECIDED = ("batch_size", "crop_scale", "randaugment", "erase")
 """Options that a run has no value without; recorded by every run."""
 
 
@@ -585,7 +585,8 @@ def _check_vit(options: Options, model: ViTConfig) -> None:
         check_encoder(model)
     if options["progressive"]:
         try:
-            model.grid_of(small_size(model))
+            for side in SIDES:
+                model.grid_of(resized(model, side))
         except UserError as error:
             raise UserError(
                 f"progressive resizing begins with smaller images: {error}; set progressive=0"

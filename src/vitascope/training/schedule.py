@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import itertools
 import math
 from typing import Self
 
@@ -13,8 +14,9 @@ DEFAULT_WARMUP = 0.05
 """The share of a run that warms up if no option names a warm-up."""
 LONGEST_WARMUP = 0.25
 """The largest share of a run that a warm-up takes; a longer one is shortened."""
-SMALL = 0.75
-"""The side of the first images of a run with progressive resizing, over that of the others."""
+SIDES = (5 / 8, 3 / 4, 7 / 8, 1.0)
+"""The sides of the images of a run with progressive resizing, over that of the last ones: each but the last
+for an equal part of the share `progressive`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,27 +105,29 @@ class Schedule:
                 left *= (total - min(end, step)) / (total - since)
         return 1 - left
 
-    def is_small(self, step: int) -> bool:
-        """Whether progressive resizing makes the images of a step smaller."""
-        return self.progress(step) < self.options.progressive
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """The shares of the schedule up to which images have each of `SIDES`."""
+        return (*(self.options.progressive * place / 3 for place in (1, 2, 3)), math.inf)
 
-    def cost(self, step: int) -> float:
-        """The time of a step over that of one on whole images, which is about proportional to the pixels."""
-        return SMALL**2 if self.is_small(step) else 1.0
+    def side(self, step: int) -> float:
+        """The side of a step's images over that of the last ones, by progressive resizing."""
+        return SIDES[
+            bisect.bisect(self.ends, self.progress(step) + 1e-9)
+        ]  # rounding may leave it below an end
 
-    def rest_cost(self, step: int) -> float:
-        """The mean of `cost` over this step and all that follow."""
-        progress = self.progress(step)
-        if progress >= 1:
-            return 1.0
-        small = max(0.0, self.options.progressive - progress) / (1 - progress)
-        return small * SMALL**2 + 1 - small
+    def mean_cost(self, start: float, end: float) -> float:
+        """The mean time of a step between two shares of the schedule, over that of one on whole images: about
+        proportional to the pixels."""
+        end = max(end, start + 1e-9)
+        ends = [min(max(share, start), end) for share in (0.0, *self.ends)]
+        parts = zip(SIDES, itertools.pairwise(ends), strict=True)
+        return sum(side**2 * (last - first) for side, (first, last) in parts) / (end - start)
 
     def slowdown(self, step: int) -> float:
         """The mean cost of this step and all that follow, over that of the steps before it."""
-        progress, share = self.progress(step), self.options.progressive
-        small = min(1.0, share / progress) if progress else float(share > 0)
-        return self.rest_cost(step) / (small * SMALL**2 + 1 - small)
+        progress = self.progress(step)
+        return self.mean_cost(progress, 1.0) / self.mean_cost(0.0, progress)
 
     @property
     def average_decay(self) -> float:
@@ -162,11 +166,11 @@ class Schedule:
         return peak * 0.5 * (1 + math.cos(math.pi * passed))
 
 
-def small_size(config: ModelConfig) -> tuple[int, int]:
-    """Height and width in pixels of the smaller images of progressive resizing: whole patches."""
+def resized(config: ModelConfig, side: float) -> tuple[int, int]:
+    """Height and width in pixels of images with this share of the side, in whole patches."""
     patch_h, patch_w = config.patch_hw if isinstance(config, ViTConfig) else (1, 1)
     H, W = config.image_hw
-    return round(SMALL * H / patch_h) * patch_h, round(SMALL * W / patch_w) * patch_w
+    return math.ceil(side * H / patch_h) * patch_h, math.ceil(side * W / patch_w) * patch_w
 
 
 CORRECTED = (0.01, *(count / 30 for count in range(1, 30)))
@@ -208,7 +212,7 @@ class TimeBudget:
         return max(FIRST_LENGTH, int(self._left(0.0, 0.0) / per_step))
 
     def stepped(self, seconds: float, cost: float = 1.0) -> None:
-        """Count a step that took this time, and whose cost, `Schedule.cost`, is a share of a whole step's."""
+        """Count a step that took this time, and whose cost is a share of a whole step's."""
         self._steps, self._stepping = self._steps + cost, self._stepping + seconds
 
     def correction(self, schedule: Schedule, step: int, passed: float) -> int | None:
@@ -218,7 +222,7 @@ class TimeBudget:
         if due == self._due or not self._steps:
             return None
         self._due = due
-        per_step = self._stepping / self._steps * schedule.rest_cost(step)
+        per_step = self._stepping / self._steps * schedule.mean_cost(progress, 1.0)
         self._steps, self._stepping = 0.0, 0.0
         left = int(self._left(passed, progress) / per_step)
         return step + max(left, math.ceil(LAST_SHARE * step))

@@ -129,9 +129,7 @@ def stream_attention(
 def attending(model: VisionModel) -> VisionTransformer:
     """The model, if it is a Vision Transformer; another one raises UserError."""
     if not isinstance(model, VisionTransformer):
-        raise UserError(
-            f"{kind_of(model.config)} has no attention and no tokens to show: this is for Vision Transformers"
-        )
+        raise UserError(f"{kind_of(model.config)} has no attention and no tokens: give a Vision Transformer")
     return model
 
 

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitascope.analysis.explain.attention import attending
 from vitascope.errors import UserError
 from vitascope.models.attention import SelfAttention
 from vitascope.models.config import ViTConfig
 from vitascope.models.encoder import MLP, SwiGLU
-from vitascope.models.vision_model import VisionModel, evaluation_mode, kind_of
+from vitascope.models.vision_model import VisionModel, evaluation_mode
 from vitascope.models.vit import VisionTransformer
 
 
@@ -26,7 +27,7 @@ def merge_tokens(model: VisionModel, count: int) -> VisionTransformer:
 
     0 removes merging. It needs global attention, and positions that are added to the tokens.
     """
-    config = vision_transformer(model).config.replace(token_merging=count)
+    config = attending(model).config.replace(token_merging=count)
     return with_state(model, config, model.state_dict(), model.training)
 
 
@@ -42,7 +43,7 @@ def prune(
     `examples` are normalized images (B, C, H, W) on its device and, for its loss, their classes (B,) or float
     shares of the classes (B, K); independent classes need the latter. A few hundred images are enough.
     """
-    model = vision_transformer(model)
+    model = attending(model)
     config = pruned_config(model.config, num_heads, mlp_ratio)
     if not config.gives_classes:
         raise UserError("this model has no classes, and so no loss to rank heads and neurons by")
@@ -81,15 +82,6 @@ def pruned_config(config: ViTConfig, num_heads: int | None, mlp_ratio: float | N
     if fewer:
         config = config.replace(num_heads=num_heads, head_dim=config.head_dim)
     return config if mlp_ratio is None else config.replace(mlp_ratio=mlp_ratio)
-
-
-def vision_transformer(model: VisionModel) -> VisionTransformer:
-    """Check that a model has tokens, heads and MLPs."""
-    if not isinstance(model, VisionTransformer):
-        raise UserError(
-            f"{kind_of(model.config)} has no tokens to merge and no heads to prune: give a Vision Transformer"
-        )
-    return model
 
 
 def with_state(

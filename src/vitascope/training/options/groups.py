@@ -206,7 +206,7 @@ class Optimization(CheckedFields):
     progressive: Annotated[
         float, PROBABILITY, Classifies(0.0, "changes the patches, which pre-training predicts")
     ] = 0.0
-    """Share of the run, at its beginning, on images of three quarters of the size: faster steps.
+    """Share of the run, at its beginning, on images of 5/8, 3/4 and 7/8 of the side: faster steps.
     This is progressive resizing (Tan and Le 2021)."""
     batch_size: Annotated[int | None, COUNT] = None
     """Images per step, over all processes. Default: 128, or less if an epoch would have under 4 steps."""
@@ -305,7 +305,7 @@ class AugmentationOptions(CheckedFields):
     Default: that of the recipe, or by the images."""
     shift: Annotated[float | None, PROBABILITY] = 0.0
     """Largest random shift, as a share of the side; the border is reflected.
-    Default: that of the recipe, or by the images."""
+    Default: that of the recipe, or by the images: 1/16 for small ones, 1/8 after 5 epochs."""
     rotate: Annotated[float, AMOUNT] = 0.0
     """Largest random rotation, degrees."""
     color_jitter: Annotated[float, AMOUNT] = 0.2

@@ -242,11 +242,11 @@ RECIPES["digits"] = BASE.replace(
     keep="auto",
 )
 
-# What small models have in common: Muon, and smaller images in the first half of the run. The number and the
+# What small models have in common: Muon, and smaller images in three quarters of the run. The number and the
 # size of the images choose the augmentation and, without a length, the epochs (training/plan.py).
 SMALL = BASE.replace(
     epochs=None,
-    progressive=0.5,
+    progressive=0.75,
     optimizer="muon",
     lr=3e-3,
     crop_scale=None,
@@ -261,11 +261,11 @@ SMALL = BASE.replace(
 # vitascope train --data FOLDER --minutes 30
 # From scratch: a small ViT with a convolutional tokenizer (Hassani et al. 2021), whose first layer whitens
 # the images, and mimetic initialization. Of the same operations it learns more than the model of `distill`,
-# in batches of 64, with 1,000, 5,000 and 45,000 images (benchmarks/results/2026-11-27-operations-zen.md), and
-# more with a linear decay than with a cosine, and with GELU in the tokenizer than with ReLU
-# (benchmarks/results/2026-11-28-operations-zen.md).
+# in batches of 64, with 1,000 to 45,000 images (benchmarks/results/2026-11-27-operations-zen.md), with
+# a linear decay than with a cosine, with GELU in the tokenizer than with ReLU (2026-11-28-operations-zen.md),
+# with one block than with two, and with images of four sizes than of two (2026-11-30-operations.md).
 RECIPES["small-data"] = SMALL.replace(
-    model="cct_2_3x6",
+    model="cct_1_3x6",
     model_options={"init": "mimetic"},
     lr=6e-3,
     lr_width=128,
