@@ -22,8 +22,6 @@ _FIXED_DRAWS = 15
 come 3-Augment's."""
 _FACTOR = 0x21F0AAAD
 """A constant of T. Ettinger's 32-bit hash, below 2^31, so that no int64 product overflows."""
-
-
 NEW, SHIFTS = 5, (1 / 16, 1 / 8)
 """The epochs in which images are new to a model; the largest shifts that grow, in these and after them."""
 

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from vitascope.arguments import Range, has_type
 from vitascope.errors import UserError
+from vitascope.formatting import counted
 from vitascope.models import options
 from vitascope.models.resnet_config import ResNetConfig
 
@@ -264,7 +265,7 @@ class ViTConfig(options.ImageOptions):
         (height, width), (ph, pw) = self.image_hw, self.patch_hw
         patch = str(ph) if ph == pw else f"{ph}x{pw}"
         several = f"{self.members} models of " if self.members > 1 else ""
-        blocks = f"{several}{self.depth} blocks of width {self.embed_dim}"
+        blocks = f"{several}{counted(self.depth, 'block')} of width {self.embed_dim}"
         return f"{blocks}, {height}x{width} pixels in patches of {patch}"
 
     # The cost
