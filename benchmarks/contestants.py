@@ -79,7 +79,7 @@ def our_training(config: ViTConfig, batch_size: int, dtype: torch.dtype) -> Iter
     reuse_freed_memory()
     model = VisionTransformer(config)
     with suitable_threads(config, CPU, batch_size):
-        yield training_step(model, optimizer_of(model, Optimization(), new=True), config, batch_size, dtype)
+        yield training_step(model, optimizer_of(model, Optimization()), config, batch_size, dtype)
 
 
 def training_step(

@@ -235,7 +235,7 @@ def compiled(model: nn.Module, mode: str) -> nn.Module:
 def our_step(case: Case, model: nn.Module, setting: Setting, optimizer: str) -> Step:
     """Our model with an optimizer of `vitascope train`."""
     options = case.config().replace(optimizer=optimizer).optimization
-    return bare_step(model, optimizer_of(model, options, new=True), case, setting)
+    return bare_step(model, optimizer_of(model, options), case, setting)
 
 
 def timm_step(case: Case, config: ViTConfig, setting: Setting, mode: str) -> Step:

@@ -136,7 +136,7 @@ def check_resumed(options: dict[str, Any]) -> None:
 
     values = TrainConfig.from_recipe("small-data").optimization  # Muon and AdamW
     models = [small_model(**options).train() for _ in range(2)]
-    whole, resumed = ((model, optimizer_of(model, values, new=True)) for model in models)
+    whole, resumed = ((model, optimizer_of(model, values)) for model in models)
     for optimizer in (whole[1], resumed[1]):
         for group in optimizer.param_groups:
             group["lr"] = 0.01

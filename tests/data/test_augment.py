@@ -64,8 +64,9 @@ def test_augmentation_differs_by_seed_epoch_and_index(option: str) -> None:
 
 @pytest.mark.parametrize("others", [{"flip": 0.5}, {"rotate": 9.0}])
 def test_shifts_without_a_value_grow_when_images_are_no_longer_new(others: dict[str, float]) -> None:
-    for epoch, shift in ((0, 1 / 16), (4, 1 / 16), (5, 1 / 8)):
-        assert torch.equal(*(augment(pictures(9), epoch=epoch, shift=it, **others) for it in (None, shift)))
+    for epoch, shift in ((0, 1 / 16), (4, 1 / 16), (5, 1 / 8), (99, 1 / 8)):
+        grown, named = (augment(pictures(9), epoch=epoch, shift=each, **others) for each in (None, shift))
+        assert torch.equal(grown, named)
 
 
 def test_result_does_not_depend_on_the_global_random_state() -> None:

@@ -189,7 +189,8 @@ def test_each_size_of_full_batches_is_compiled_once_and_nothing_else(
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend=record, **options)
     )
-    options = {"progressive": 0.75, "image_size": 32, "patch_size": 4, "batch_size": 6, "ema": ema}
+    options = {"progressive": 0.75, "image_size": 32, "patch_size": 4, "depth": 1, "ema": ema}
+    options |= {"batch_size": 6, "epochs": 3}
     config = tiny_config(data, run=str(tmp_path / "run"), compile="on", **options)
     torch.compiler.reset()
     with undrawn(), torch._dynamo.config.patch(error_on_recompile=False):

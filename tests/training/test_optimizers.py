@@ -23,8 +23,6 @@ from vitascope.training.optimizers import (
 )
 from vitascope.training.options.groups import Optimization
 
-OPTIMIZERS = ("muon", "adamw")
-
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 64)])
 @pytest.mark.parametrize("bf16", [False, True])
@@ -195,11 +193,11 @@ def test_running_average_is_exponential_with_a_warmed_up_decay_and_leaves_frozen
     assert average.bias.item() == bias
 
 
-def options_by_parameter(module: torch.nn.Module, new: bool = True, **options: Any) -> dict[int, Any]:
+def options_by_parameter(module: torch.nn.Module, **options: Any) -> dict[int, tuple[Any, ...]]:
     """The factor of the rate, the weight decay and the stacked matrices of each parameter, by id."""
     return {
         id(parameter): (group["lr_scale"], group["weight_decay"], group.get("stacked"))
-        for group in optimizer_of(module, Optimization(**options), new=new).param_groups
+        for group in optimizer_of(module, Optimization(**options)).param_groups
         for parameter in group["params"]
     }
 
@@ -228,20 +226,19 @@ def test_layer_decay_is_the_same_for_a_model_inside_a_tasks_module() -> None:
     assert options_by_parameter(around, **options) == alone | token
 
 
-@pytest.mark.parametrize("new", [False, True])
-def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest(new: bool) -> None:
+def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
     model = small_model(pool="map", mlp="swiglu", stem="resnet", resnet_layers=(1, 1), resnet_width=32)
-    groups, plain = (options_by_parameter(model, new, optimizer=it, layer_decay=0.5) for it in OPTIMIZERS)
+    groups, plain = (options_by_parameter(model, optimizer=it, layer_decay=0.5) for it in ("muon", "adamw"))
     assert len(groups) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
         hidden = parameter.ndim > 1 and not name.startswith(("head.", "patch_embedding.resnet.root", *STATES))
         expected = 3 if ".qkv." in name else 2 if ".kv." in name or ".fc1." in name else 1
         scale, _, stacked = groups[id(parameter)]
         assert stacked == hidden * expected or name == "pool.kv.weight", name
-        assert scale == plain[id(parameter)][0] * (ADAMW_RATE if new and not stacked else 1), name
+        assert scale == plain[id(parameter)][0] * (1 if stacked else ADAMW_RATE), name
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_adapters_have_the_options_of_the_matrices_of_their_block(optimizer: Any) -> None:
     model = small_model(depth=2)
     freeze_body(model)
@@ -258,13 +255,13 @@ def test_adapters_have_the_options_of_the_matrices_of_their_block(optimizer: Any
 
 def test_layer_decay_needs_blocks() -> None:
     with pytest.raises(UserError, match="no blocks"):
-        optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5), new=True)
+        optimizer_of(torch.nn.Linear(2, 2), Optimization(layer_decay=0.5))
 
 
 def test_muon_without_a_hidden_matrix_is_adamw() -> None:
     made = [torch.nn.ParameterDict({"head": torch.ones(4, 3)}) for _ in range(2)]
-    for module, name in zip(made, OPTIMIZERS, strict=True):
-        steps(optimizer_of(module, Optimization(optimizer=name), new=True), list(module.parameters()))
+    for module, name in zip(made, ("muon", "adamw"), strict=True):
+        steps(optimizer_of(module, Optimization(optimizer=name)), list(module.parameters()))
     assert torch.equal(made[0]["head"], made[1]["head"])
 
 

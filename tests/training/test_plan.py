@@ -333,7 +333,7 @@ def trained_parts(dropout: float, drop_path: float, lora: int | None, **options:
     if lora is not None:
         freeze_body(model)
         add_adapters(model.encoder, lora)
-    optimizer = optimizer_of(model, Optimization(lora=lora, **options), new=True)
+    optimizer = optimizer_of(model, Optimization(lora=lora, **options))
     groups = [
         {name: value if name != "params" else [p.shape for p in value] for name, value in group.items()}
         for group in optimizer.param_groups

@@ -167,7 +167,8 @@ def test_validations_take_a_tenth_of_the_budget_at_most() -> None:
 def test_the_sides_of_images_rise_over_the_first_share_of_the_schedule() -> None:
     found = schedule(epochs=10, progressive=0.3)
     sides = [found.side(step) for step in range(101)]
-    assert sides == [*np.repeat(sorted(SIDES), [10, 10, 10, 70]), 1.0]
+    assert sides == [*np.repeat(SIDES, [10, 10, 10, 70]), 1.0]
+    assert list(SIDES) == sorted(SIDES)
     costs = [found.side(step) ** 2 for step in range(100)]
     for step in (0, 10, 20, 30, 65, 99):
         rest, before = np.mean(costs[step:]), np.mean(costs[: max(1, step)])

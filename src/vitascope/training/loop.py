@@ -99,7 +99,7 @@ class Trainer:
         self.parallel = distributed.spread(self.module, execution, device, precision)
         if self.average is not None and self.parallel is self.module and distributed.world_size() > 1:
             distributed.shard(self.average, device, precision)
-        self.optimizer = optimizer_of(self.module, options, new=config.weights is None)
+        self.optimizer = optimizer_of(self.module, options)
         self.augmentation, self.mixing = augmentation_of(config)
 
         self.room = room_for_images(device, distributed.processes_sharing(device))
@@ -229,7 +229,7 @@ class Trainer:
             weight = distributed.shard_of(next(self.module.parameters()).detach())
             float(sum(losses) + weight.sum())  # waits for the device
             times.append(time.monotonic() - began)
-        self.optimizer = optimizer_of(self.module, self.config.optimization, new=self.config.weights is None)
+        self.optimizer = optimizer_of(self.module, self.config.optimization)  # without moments
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
         self.sums = {}
         for part in self.module.modules():

@@ -47,7 +47,7 @@ class SGD(EagerOptimizer, torch.optim.SGD):
 
 
 SGD_MOMENTUM, MUON_MOMENTUM = 0.9, 0.95
-ADAMW_RATE = 3.0  # of new weights with AdamW beside Muon's, over that of the matrices
+ADAMW_RATE = 3.0  # of AdamW's parameters beside Muon's, over that of the matrices
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic that brings singular values to between 0.7 and 1.2 in `ITERATIONS` steps."""
 ITERATIONS = 5
@@ -59,7 +59,7 @@ class Muon(AdamW):
     A group with `stacked` >= 1 has Muon: its parameters (rows, ...) consist of that many matrices, one below
     the other, such as queries, keys and values; a kernel is a matrix of (outputs, inputs * h * w). A group
     with `stacked` = 0 has AdamW. The update is scaled to AdamW's typical size (Liu et al. 2025, "Muon is
-    Scalable for LLM Training", equation 4), so that both can share a learning rate and a weight decay.
+    Scalable for LLM Training", equation 4), so that both share a weight decay and almost a learning rate.
 
     `torch.optim.Muon` takes no kernels and no stacked matrices, and always multiplies in bfloat16, which most
     CPUs emulate.
@@ -153,12 +153,12 @@ _TOKENS = ("class_token", "distillation_token", "registers", "mask_token", "posi
 _EMBEDDING = (*_TOKENS[:-1], "patch_embedding.", "embedding_norm.")
 
 
-def optimizer_of(module: nn.Module, options: Optimization, *, new: bool) -> torch.optim.Optimizer:
+def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019), Muon, or SGD with momentum; only matrices have weight decay.
 
-    Muon trains hidden matrices: not the layer that reads pixels, the output layers, tokens and positions. If
-    the weights are `new`, not trained ones, these others take steps of `ADAMW_RATE`. Layer-wise decay lowers
-    a group's `lr_scale` towards the image (Clark et al. 2020, Bao et al. 2022).
+    Muon trains hidden matrices: not the layer that reads pixels, the output layers, tokens and positions.
+
+    Layer-wise decay lowers a group's `lr_scale` towards the image (Clark et al. 2020, Bao et al. 2022).
     """
     blocks = [re.search(r"(?:^|\.)encoder\.blocks\.(\d+)\.", name) for name, _ in module.named_parameters()]
     depth = max((int(found[1]) + 1 for found in blocks if found), default=0)
@@ -172,7 +172,7 @@ def optimizer_of(module: nn.Module, options: Optimization, *, new: bool) -> torc
             name = name.removeprefix("body.")  # the model's name in the module of a task
             decayed = parameter.ndim > 1 and not name.startswith(_TOKENS)
             scale = options.layer_decay ** (depth + 1 - layer_of(name, depth))
-            scale *= ADAMW_RATE if new and matrices and not stacked else 1
+            scale *= ADAMW_RATE if matrices and not stacked else 1
             groups.setdefault((decayed, scale, stacked), []).append(parameter)
     parameters = [
         {"params": found, "weight_decay": options.weight_decay * decayed, "lr_scale": scale}

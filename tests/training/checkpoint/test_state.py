@@ -40,7 +40,7 @@ def parameters(model: torch.nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_restored_training_is_bitwise_identical(tmp_path, options: Optimization) -> None:
     model, other = small_model(), small_model()
-    first, second = optimizer_of(model, options, new=True), optimizer_of(other, options, new=True)
+    first, second = optimizer_of(model, options), optimizer_of(other, options)
     learn(model, first, 2)
     torch.save((model_state(model), optimizer_state(model, first)), tmp_path / "state.pt")
     of_model, of_optimizer = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -55,7 +55,7 @@ def test_restored_training_is_bitwise_identical(tmp_path, options: Optimization)
 def test_state_uses_the_models_parameter_names() -> None:
     model = small_model()
     assert set(model_state(model)) == set(model.state_dict())
-    optimizer = optimizer_of(model, Optimization(), new=True)
+    optimizer = optimizer_of(model, Optimization())
     learn(model, optimizer, 1)
     assert set(optimizer_state(model, optimizer)["state"]) == dict(model.named_parameters()).keys()
     assert_bitwise(optimizer_state(model, optimizer), dict(get_optimizer_state_dict(model, optimizer)))
@@ -67,7 +67,7 @@ def test_saving_before_the_first_step_performs_no_step(options: Optimization) ->
     for saves in (False, True):
         torch.manual_seed(0)
         model = small_model()
-        optimizer = optimizer_of(model, options, new=True)
+        optimizer = optimizer_of(model, options)
         if saves:
             assert optimizer_state(model, optimizer) == {}
             restore_optimizer(model, optimizer, {})

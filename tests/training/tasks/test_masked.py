@@ -267,7 +267,7 @@ def test_unsupported_encoder_is_rejected() -> None:
 def test_mask_token_has_no_weight_decay_and_the_decoder_the_full_rate() -> None:
     module = small_module(masked_task("mae"))
     config = TrainConfig(layer_decay=0.5, weight_decay=0.1).optimization
-    groups = optimizer_of(module, config, new=True).param_groups
+    groups = optimizer_of(module, config).param_groups
     found = {
         name: (group["weight_decay"], group["lr_scale"])
         for group in groups
