@@ -339,6 +339,7 @@ def test_a_change_is_compared_with_the_row_without_options() -> None:
         assert row[command][5] == f"{values.mean():.4f} ± {error:.4f}"
         squares = sum(((part - part.mean()) ** 2).sum() for part in (values, base))
         t = (values.mean() - base.mean()) / np.sqrt(squares / 4 * (1 / 2 + 1 / 4))
-        share = t / np.sqrt(4 + t**2)  # of Student's distribution with 4 degrees of freedom, in closed form
+        # Student's distribution with 4 degrees of freedom, in closed form.
+        share = t / np.sqrt(4 + t**2)
         assert float(row[command][6]) == pytest.approx((2 + 3 * share - share**3) / 4, rel=0.06)
     assert row["as it is"][6] == ""

@@ -172,7 +172,8 @@ def test_the_sides_of_images_rise_over_the_first_share_of_the_schedule() -> None
     costs = [found.side(step) ** 2 for step in range(100)]
     for step in (0, 10, 20, 30, 65, 99):
         rest, before = np.mean(costs[step:]), np.mean(costs[: max(1, step)])
-        assert (found.mean_cost(step / 100, 1), found.slowdown(step)) == pytest.approx((rest, rest / before))
+        measured = found.mean_cost(found.progress(step), 1.0), found.slowdown(step)
+        assert measured == pytest.approx((rest, rest / before))
     assert [schedule(epochs=10).side(step) for step in (0, 99, 100)] == [1.0, 1.0, 1.0]
     assert schedule(epochs=10).slowdown(50) == pytest.approx(1)
 

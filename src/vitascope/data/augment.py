@@ -32,7 +32,8 @@ class Augmentation:
 
     flip: float = 0.0  # probability of a mirror image
     crop_scale: float = 1.0  # smallest share of the area of a random crop, which is enlarged to the full size
-    shift: float | None = 0.0  # largest shift, as a share of the side; `SHIFTS` if None
+    # Largest shift, as a share of the side, in whole pixels without a crop or rotation; None: `SHIFTS`.
+    shift: float | None = 0.0
     rotate: float = 0.0  # largest rotation, degrees
     color_jitter: float = 0.0  # largest change of brightness, contrast and saturation, as a share
     three_augment: bool = False  # greyscale, solarization or blur, before the colours change

@@ -379,8 +379,9 @@ class Trainer:
         # All randomness is a function of the seed and the counters.
         draw = self.step * distributed.world_size() + distributed.rank()
         torch.manual_seed(step_seed(self.config.seed, draw))
-        self.rate = self.schedule.rate(self.step)
-        self.size = resized(self.model_config, self.schedule.side(self.step))
+        schedule = self.schedule
+        self.rate = schedule.rate(self.step)
+        self.size = resized(self.model_config, schedule.side(self.step))
         parts = self._parts(batch)
         losses = []
         for number, (part, weight) in enumerate(parts):

@@ -47,7 +47,6 @@ class SGD(EagerOptimizer, torch.optim.SGD):
 
 
 SGD_MOMENTUM, MUON_MOMENTUM = 0.9, 0.95
-ADAMW_RATE = 3.0  # of AdamW's parameters beside Muon's, over that of the matrices
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic that brings singular values to between 0.7 and 1.2 in `ITERATIONS` steps."""
 ITERATIONS = 5
@@ -59,7 +58,7 @@ class Muon(AdamW):
     A group with `stacked` >= 1 has Muon: its parameters (rows, ...) consist of that many matrices, one below
     the other, such as queries, keys and values; a kernel is a matrix of (outputs, inputs * h * w). A group
     with `stacked` = 0 has AdamW. The update is scaled to AdamW's typical size (Liu et al. 2025, "Muon is
-    Scalable for LLM Training", equation 4), so that both share a weight decay and almost a learning rate.
+    Scalable for LLM Training", equation 4), so that both share a learning rate and a weight decay.
 
     `torch.optim.Muon` takes no kernels and no stacked matrices, and always multiplies in bfloat16, which most
     CPUs emulate.
@@ -172,7 +171,6 @@ def optimizer_of(module: nn.Module, options: Optimization) -> torch.optim.Optimi
             name = name.removeprefix("body.")  # the model's name in the module of a task
             decayed = parameter.ndim > 1 and not name.startswith(_TOKENS)
             scale = options.layer_decay ** (depth + 1 - layer_of(name, depth))
-            scale *= ADAMW_RATE if matrices and not stacked else 1
             groups.setdefault((decayed, scale, stacked), []).append(parameter)
     parameters = [
         {"params": found, "weight_decay": options.weight_decay * decayed, "lr_scale": scale}
