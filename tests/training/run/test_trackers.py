@@ -190,6 +190,7 @@ def test_interrupt_while_a_tracker_hangs_at_the_end_is_raised(run, monkeypatch) 
     assert main is not None
 
     def hang() -> None:
+        time.sleep(0.1)  # the main thread waits by then: a signal before it may be noticed only at its end
         signal.pthread_kill(main, signal.SIGINT)
         service.released.wait()
 
