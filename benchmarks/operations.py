@@ -195,10 +195,10 @@ def percent(values: Iterable[float]) -> str:
 
 def lower_by_chance(losses: Sequence[float], base: Sequence[float]) -> float:
     """One-sided p of losses that are lower than those of the baseline on average, by Student's t-test: two
-    seeds know no variance of their own. NaN for less than three losses in all."""
-    return (
-        float(ttest_ind(losses, base, alternative="less").pvalue) if len(losses) + len(base) > 2 else math.nan
-    )
+    seeds know no variance of their own. NaN without a baseline, or for less than three losses in all."""
+    if len(losses) + len(base) < 3 or not base:
+        return math.nan
+    return float(ttest_ind(losses, base, alternative="less").pvalue)
 
 
 def row_of(trials: list[Trial], base: Sequence[Trial]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ _FIXED_DRAWS = 15
 come 3-Augment's."""
 _FACTOR = 0x21F0AAAD
 """A constant of T. Ettinger's 32-bit hash, below 2^31, so that no int64 product overflows."""
-NEW, SHIFTS = 5, (1 / 16, 1 / 8)
+NEW_EPOCHS, SHIFTS = 5, (1 / 16, 1 / 8)
 """The epochs in which images are new to a model; the largest shifts that grow, in these and after them."""
 
 
@@ -50,7 +50,7 @@ class Augmentation:
         drawn = uniform(seed, epoch, indices, _FIXED_DRAWS + operations + DRAWS)  # in [0, 1)
         draws, for_operations, for_three = np.split(drawn, [_FIXED_DRAWS, _FIXED_DRAWS + operations], axis=1)
         warps = self.crop_scale < 1 or self.rotate
-        shift = SHIFTS[epoch >= NEW] if self.shift is None else self.shift
+        shift = SHIFTS[epoch >= NEW_EPOCHS] if self.shift is None else self.shift
         changes = []
         if not warps and (shift or self.flip):  # needs no interpolation
             changes.append(self._move(draws[:, 2:6], shape, shift))

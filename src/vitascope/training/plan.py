@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitascope.data.augment import NEW, SHIFTS
+from vitascope.data.augment import NEW_EPOCHS, SHIFTS
 from vitascope.data.datasets import greatest_value, sampled_sizes
 from vitascope.data.splits import Splits
 from vitascope.data.targets import ClassIndices
@@ -409,7 +409,7 @@ RULES: dict[str, Rule] = {
     ),
     "shift": Rule(
         lambda options, facts, model: 0.0 if _cropped(options, facts) else None,
-        f"shifts of {SHIFTS[0]:.1%}, of {SHIFTS[1]:.1%} after {NEW} epochs",
+        f"shifts of {SHIFTS[0]:.1%}, of {SHIFTS[1]:.1%} after {NEW_EPOCHS} epochs",
         no_change=0.0,
         yields=True,
     ),

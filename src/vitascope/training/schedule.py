@@ -108,13 +108,13 @@ class Schedule:
     @property
     def ends(self) -> tuple[float, ...]:
         """The shares of the schedule up to which images have each of `SIDES`."""
-        return (*(self.options.progressive * place / 3 for place in (1, 2, 3)), math.inf)
+        parts = len(SIDES) - 1
+        return (*(self.options.progressive * (place + 1) / parts for place in range(parts)), math.inf)
 
     def side(self, step: int) -> float:
         """The side of a step's images over that of the last ones, by progressive resizing."""
-        return SIDES[
-            bisect.bisect(self.ends, self.progress(step) + 1e-9)
-        ]  # rounding may leave it below an end
+        progress = self.progress(step) + 1e-9  # rounding may leave it below an end
+        return SIDES[bisect.bisect(self.ends, progress)]
 
     def mean_cost(self, start: float, end: float) -> float:
         """The mean time of a step between two shares of the schedule, over that of one on whole images: about

@@ -263,7 +263,7 @@ SMALL = BASE.replace(
 # the images, and mimetic initialization. Of the same operations it learns more than the model of `distill`,
 # in batches of 64, with 1,000 to 45,000 images (benchmarks/results/2026-11-27-operations-zen.md), with
 # a linear decay than with a cosine, with GELU in the tokenizer than with ReLU (2026-11-28-operations-zen.md),
-# with one block than with two, and with images of four sizes than of two (2026-11-30-operations.md).
+# and with one block than with two; in short runs, with four sizes than with two (2026-11-30-operations.md).
 RECIPES["small-data"] = SMALL.replace(
     model="cct_1_3x6",
     model_options={"init": "mimetic"},
